@@ -1,0 +1,1 @@
+"""FLTrust: federated learning with clients that cannot be trusted."""

@@ -1,0 +1,72 @@
+"""FLTrust one update at a time: what the server must remember has the size of one update, however many clients there are.
+
+updates      (k, d)  some of the clients' updates
+root_update  (d,)    the server's own update of this round
+"""
+
+import math
+from array import array
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.rules import Aggregate, check_like, direction_and_norm, measure, weighted_sum
+
+
+class TrustAccumulator:
+    """The rule `FLTrust` as a stream: g = ||g_0|| * (sum_i TS_i g_i / ||g_i||) / (sum_i TS_i), both sums taken as updates arrive.
+
+    A client's trust and its direction need its own update and the root update alone, so order and grouping do not matter (but for
+    rounding, in float64), and sums of parts can be merged: clients may report to several aggregators, and these to one.
+    """
+
+    def __init__(self, root_update: Tensor) -> None:
+        if root_update.ndim != 1 or len(root_update) == 0:
+            raise InputError(f"the root update must be a vector, not of shape {tuple(root_update.shape)}")
+        if root_update.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"the root update must be float32 or float64, not {root_update.dtype}")
+        root_update = root_update.detach()
+        self._direction, norm = direction_and_norm(root_update)
+        self._root_update = torch.where(norm > 0, root_update, 0)  # a copy; zero if it is not usable, and then nobody is trusted
+        self._root_norm = norm
+        self._sum = torch.zeros_like(self._direction)  # (d,) float64, of trust * direction
+        self._trust = array("d")
+
+    @property
+    def count(self) -> int:
+        """How many updates were added, trusted or not."""
+        return len(self._trust)
+
+    def add(self, update: Tensor) -> float:
+        """Takes one client's update (d,) in and returns its trust; 0 for NaN, infinity, zeros or a direction against the root update."""
+        check_like(update, self._root_update.shape, self._root_update, "an update")
+        return float(self.add_many(update[None])[0])
+
+    def add_many(self, updates: Tensor) -> Tensor:
+        """Takes several clients' updates (k, d) in at once and returns their trust (k,)."""
+        check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
+        if len(updates) == 0:
+            return updates.new_empty(0)
+        updates = updates.detach()
+        rows = measure(updates, self._direction)
+        trust = rows.cosine.relu()
+        self._sum += weighted_sum(updates, rows, trust)
+        self._trust.extend(trust.tolist())
+        return trust.to(updates.dtype)
+
+    def merge(self, other: "TrustAccumulator") -> None:
+        """Takes in what another accumulator with the same root update has taken in; the other stays as it is."""
+        check_like(other._root_update, self._root_update.shape, self._root_update, "the other accumulator's root update")
+        if not torch.equal(other._root_update, self._root_update):
+            raise InputError("accumulators of two different root updates cannot be merged")
+        self._sum += other._sum
+        self._trust.extend(other._trust[:])
+
+    def result(self) -> Aggregate:
+        """What `FLTrust` returns for all updates so far: shares in the order of addition, a merged accumulator's at its merge."""
+        total = math.fsum(self._trust)
+        scale = 1 / total if total > 0 else 0.0
+        update = (self._sum * (self._root_norm * scale)).to(self._root_update.dtype)
+        weight = torch.tensor(self._trust, dtype=torch.float64) * scale
+        return Aggregate(update, weight.to(self._root_update))

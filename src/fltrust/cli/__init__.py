@@ -1,0 +1,124 @@
+"""The command line. Only typer is imported here; what is heavy is imported by the command that needs it."""
+
+import errno
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fltrust.cli.data import app as data_app
+from fltrust.errors import InputError
+from fltrust.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train models with clients that cannot be trusted: FLTrust (NDSS 2021), its baselines and its attacks.\n\n"
+    "Start with [bold]fltrust demo[/bold]; it needs no download and takes about a minute.",
+)
+app.add_typer(data_app, name="data", help="The data sets: which there are, fetch them, check them.")
+
+
+def main() -> None:
+    """Runs the program; what a user got wrong becomes one line and exit code 2."""
+    try:
+        app()
+    except InputError as problem:
+        _stop(str(problem))
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise
+        kept = "; what was written before stays readable" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        _stop(f"{problem.filename or 'writing'}: {problem.strerror}{kept}")
+
+
+def _stop(line: str) -> None:
+    print("fltrust: " + " ".join(line.split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fltrust {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Another seed, another split, other malicious clients.")] = 0,
+) -> None:
+    """See FLTrust withstand two attacks that ruin plain averaging, on 5,000 real MNIST images. About a minute.
+
+    Example: [bold]fltrust demo[/bold]
+    """
+    from fltrust.cli.demo import show
+
+    show(device=device, seed=seed)
+
+
+@app.command(name="list")
+def list_(what: Annotated[Literal["rules", "attacks", "datasets", "models"], typer.Argument(help="What to list.")]) -> None:
+    """List the names that other commands take.
+
+    Example: [bold]fltrust list attacks[/bold]
+    """
+    from fltrust.cli.names import show
+
+    show(what)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file with the experiment; options below override it.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="mnist-0.1, mnist-0.5, fashion-mnist, cifar-10, har, ch-mnist or mnist-5k.")] = None,
+    rule: Annotated[str | None, typer.Option(help="How the server aggregates; see 'fltrust list rules'.")] = None,
+    attack: Annotated[str | None, typer.Option(help="What malicious clients do; see 'fltrust list attacks'.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Global rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides the split, the first weights, the batches and the noise.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    malicious: Annotated[int | None, typer.Option(help="How many of them are malicious [20 %].")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="How many take part in a round [all].")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="SGD steps of a client in a round.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples in a client's batch.")] = None,
+    local_lr: Annotated[float | None, typer.Option(help="The clients' learning rate (beta).")] = None,
+    global_lr: Annotated[float | None, typer.Option(help="The server's learning rate (alpha).")] = None,
+    bias: Annotated[float | None, typer.Option(help="q: how unlike the clients' data are; 0.1 is alike for ten classes.")] = None,
+    root_size: Annotated[int | None, typer.Option(help="Examples in the server's root set.")] = None,
+    root_bias: Annotated[float | None, typer.Option(help="Share of class 1 in the root set (the paper's case II).")] = None,
+    root_batch: Annotated[str | None, typer.Option(help="The server trains on its 'whole' root set or on a 'batch' of it.")] = None,
+    loss: Annotated[str | None, typer.Option(help="'sum' or 'mean' over a batch.")] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two measurements (and checkpoints).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    data_dir: Annotated[str | None, typer.Option(help="Where the data files lie [$FLTRUST_DATA, or the user's cache].")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results [runs/KEY]; an interrupted run there goes on.")] = None,
+) -> None:
+    """Run one experiment with the paper's settings, or yours; interrupted, it goes on where it stopped.
+
+    Examples:
+
+    [bold]fltrust run --dataset mnist-5k --rule krum --attack trim[/bold]
+
+    [bold]fltrust run --dataset mnist-0.5 --rule fltrust --attack trim --device cuda[/bold]
+
+    [bold]fltrust run experiment.toml --seed 3 --out results/third[/bold]
+    """
+    from fltrust.cli.run import run_one
+
+    given = {
+        **{"dataset": dataset, "rule": rule, "attack": attack, "rounds": rounds, "seed": seed, "num_clients": clients},
+        **{"malicious": malicious, "clients_per_round": clients_per_round, "local_steps": local_steps, "batch_size": batch_size},
+        **{"local_lr": local_lr, "global_lr": global_lr, "bias": bias, "root_size": root_size, "root_bias": root_bias},
+        **{"root_batch": root_batch, "loss": loss, "evaluate_every": evaluate_every},
+    }
+    run_one(config, {name: value for name, value in given.items() if value is not None}, device=device, data_dir=data_dir, out=out)

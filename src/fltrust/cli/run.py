@@ -1,0 +1,80 @@
+"""`fltrust run`: one experiment into one run directory, with a progress bar."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, experiment, from_dict, name_of, read_toml
+from fltrust.attacks import ATTACKS
+from fltrust.rules import RULES
+from fltrust.simulate import Record, build_task, simulate
+from fltrust.store import RunDirectory, read_records
+
+
+def run_one(config: Path | None, given: dict[str, Any], *, device: str, data_dir: str | None, out: Path | None) -> None:
+    run = from_dict({**read_toml(config), **given}) if config else experiment(**given)
+    task = build_task(run, device=chosen_device(device), data_dir=data_dir)
+    screen = Console(stderr=True)
+    for warning in task.warnings:
+        screen.print(f"[yellow]note:[/yellow] {warning}", highlight=False)
+    path = out or Path("runs") / run.key
+    with RunDirectory(path, run, task) as directory:
+        after, weights = directory.resume()
+        if after:
+            screen.print(f"{path}: going on after round {after}", highlight=False)
+        with watched(simulate(run, task, after=after, weights=weights), run, screen, after) as records:
+            for record in records:
+                if record.weights is not None:
+                    directory.save(record)
+        last = read_records(path)[-1]
+    print(f"{describe(run)}: {figures(last['test_error'], last['success'])} after {last['round']} rounds; {path}")
+
+
+def chosen_device(asked: str) -> str:
+    if asked not in ("auto", "cpu", "cuda"):
+        raise InputError(f"unknown device {asked!r}; known: auto, cpu, cuda")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise InputError("no CUDA device here: use --device cpu")
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def describe(run: Experiment) -> str:
+    return f"{run.dataset}, {name_of(run.rule, RULES)}, attack {name_of(run.attack, ATTACKS)}, seed {run.seed}"
+
+
+def figures(test_error: float | None, success: float | None) -> str:
+    return f"test error {test_error:.3f}" + ("" if success is None else f", backdoor success {success:.3f}")
+
+
+def trust_of(record: Record) -> tuple[float, float] | None:
+    """Mean trust of honest and of malicious clients, where the rule has trust (NaN where there are none of a kind)."""
+    if record.trust is None or record.malicious is None:
+        return None
+    sides = record.trust[record.malicious :], record.trust[: record.malicious]
+    honest, malicious = (sum(side) / len(side) if side else float("nan") for side in sides)
+    return honest, malicious
+
+
+@contextmanager
+def watched(records: Iterable[Record], run: Experiment, screen: Console, after: int = 0) -> Iterator[Iterator[Record]]:
+    """The same records, with a progress bar on a terminal and silence in a pipe."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
+        bar = progress.add_task(describe(run), total=run.rounds, completed=after, news="")
+
+        def passing() -> Iterator[Record]:
+            for record in records:
+                progress.update(bar, completed=record.round)
+                if record.test_error is not None:
+                    trust = trust_of(record)
+                    said = "" if trust is None else f", trust honest {trust[0]:.2f} malicious {trust[1]:.2f}"
+                    progress.update(bar, news=figures(record.test_error, record.success) + said)
+                yield record
+
+        yield passing()

@@ -1,0 +1,54 @@
+"""What a data set is: its examples once they are read, and what is known about it before."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[np.int64]
+Files = list[tuple[str, bytes]]  # name on disk and unpacked content, in the order `find` gave
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """A whole data set in memory: k training and j test examples, pixels as they are (0..255), not yet divided by anything."""
+
+    train: NDArray[np.uint8] | NDArray[np.float32]  # (k, channels, height, width) uint8, or (k, features) float32
+    train_labels: Labels  # (k,)
+    test: NDArray[np.uint8] | NDArray[np.float32]  # (j, ...)
+    test_labels: Labels  # (j,)
+    num_classes: int
+    owners: Labels | None = None  # (k,) the user each training example came from, where the data say so
+    files: dict[str, str] = field(default_factory=dict)  # file read -> its sha256
+    warnings: tuple[str, ...] = ()  # what a reader of the results should know about these files
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file of a public home; the mirrors hold the same bytes and are tried in order."""
+
+    file: str
+    known_hash: str  # "sha256:..." or "md5:..."
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    what: str
+    size: str
+    home: str
+    licence: str
+    cite: str
+    find: Callable[[Path], list[Path]]  # the files that would be read from this folder, there or not; a fetched original comes first
+    parse: Callable[[Files], Examples]  # their content -> arrays; refuses whatever is not as it should be
+    max_bytes: int  # no file of it is larger than this, packed or unpacked
+    downloads: tuple[Download, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)  # further originals a user may have: file name -> hash
+    package: str | None = None  # the Python package that brings the data, where there is nothing to download
+
+    def hash_of(self, file: str) -> str | None:
+        """The known hash of the original of this name."""
+        return {download.file: download.known_hash for download in self.downloads}.get(file) or self.known.get(file)

@@ -1,0 +1,212 @@
+"""A run as data: a frozen Experiment, its key, and its way from and to TOML. The paper's Table I is `PAPER`."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fltrust.attacks import ATTACKS, TRIGGERS, Attack, NoAttack, Scaling, Trigger
+from fltrust.errors import InputError
+from fltrust.models import MODELS
+from fltrust.rules import RULES, FLTrust, Krum, Rule, TrimmedMean
+
+Loss = Literal["sum", "mean"]
+RootBatch = Literal["whole", "batch"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's numbers; the device does not."""
+
+    dataset: str = "mnist-0.5"
+    model: str = "cnn"
+    rule: Rule = FLTrust()
+    attack: Attack = NoAttack()
+    seed: int = 0
+    bias: float | None = 0.5  # q: the share of a class that its own group of clients gets; None where the data has owners
+    num_clients: int = 100  # n
+    malicious: int = 20  # m
+    clients_per_round: int = 100  # tau
+    rounds: int = 2000  # R_g
+    local_steps: int = 1  # R_l
+    batch_size: int = 32  # b
+    local_lr: float = 1.0  # beta; the paper gives only alpha * beta, and the released code has beta = 1
+    global_lr: float = 3e-4  # alpha
+    lr_decay: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on the learning rate is multiplied
+    warmup: int = 0  # rounds over which the learning rate rises to its value
+    loss: Loss = "sum"  # over a batch; the paper's learning rates work only with the sum
+    augment: bool = False  # random crop and flip of the clients' images
+    root_size: int = 100  # |D_0|
+    root_bias: float | None = None  # case II: the share of class 1 in the root set; None is case I
+    root_batch: RootBatch = "whole"  # the server trains on its whole root set (released code) or on a batch of b (Algorithm 2)
+    evaluate_every: int = 50
+
+    def __post_init__(self) -> None:
+        counts = ("num_clients", "rounds", "clients_per_round", "local_steps", "batch_size", "root_size", "evaluate_every")
+        for name in counts:
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        _require(0 <= self.malicious <= self.num_clients, f"malicious must be 0 to {self.num_clients} (num_clients), not {self.malicious}")
+        _require(
+            self.clients_per_round <= self.num_clients,
+            f"clients_per_round must be at most {self.num_clients} (num_clients), not {self.clients_per_round}",
+        )
+        _require(self.bias is None or 0 < self.bias <= 1, f"bias (the paper's q) must be above 0 and at most 1, not {self.bias}")
+        _require(self.root_bias is None or 0 <= self.root_bias <= 1, f"root_bias must be 0 to 1, not {self.root_bias}")
+        for name in ("local_lr", "global_lr"):
+            _require(0 < getattr(self, name) < float("inf"), f"{name} must be a positive number, not {getattr(self, name)}")
+        _require(self.warmup >= 0, f"warmup must not be negative, not {self.warmup}")
+        _require(self.seed >= 0, f"seed must not be negative, not {self.seed}")
+        _known("loss", self.loss, get_args(Loss))
+        _known("root_batch", self.root_batch, get_args(RootBatch))
+
+    @property
+    def needs_root(self) -> bool:
+        return self.rule.needs_root or self.attack.needs_root
+
+    @property
+    def key(self) -> str:
+        """Names the run's results: the same experiment, the same key."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain["rule"] = {"name": name_of(self.rule, RULES), **dataclasses.asdict(self.rule)}
+        plain["attack"] = {"name": name_of(self.attack, ATTACKS), **dataclasses.asdict(self.attack)}
+        as_json: dict[str, Any] = json.loads(json.dumps(plain))
+        return as_json
+
+    def lr_at(self, t: int) -> float:
+        """alpha in round t, the first of which is 1."""
+        rate = self.global_lr * min(1.0, t / self.warmup) if self.warmup else self.global_lr
+        for since, factor in self.lr_decay:
+            rate *= factor if t >= since else 1.0
+        return rate
+
+
+# The paper's Table I, and what REPRODUCTION leaves to the data set. `family` is what is loaded from disk.
+_IMAGES = {"model": "cnn", "num_clients": 100, "malicious": 20, "batch_size": 32}
+_MNIST = {**_IMAGES, "family": "mnist", "rounds": 2000, "global_lr": 3e-4}
+PAPER: dict[str, dict[str, Any]] = {
+    "mnist-0.1": {**_MNIST, "bias": 0.1},
+    "mnist-0.5": {**_MNIST, "bias": 0.5},
+    "fashion-mnist": {**_IMAGES, "family": "fashion-mnist", "bias": 0.5, "rounds": 2500, "global_lr": 6e-3},
+    "cifar-10": {**_IMAGES, "family": "cifar-10", "model": "resnet20", "bias": 0.5, "rounds": 1500, "batch_size": 64, "global_lr": 2e-4},
+    "har": {
+        **{"family": "har", "model": "logistic", "bias": None, "num_clients": 30, "malicious": 6},
+        **{"rounds": 1000, "batch_size": 32, "global_lr": 3e-3},
+    },
+    "ch-mnist": {
+        **{"family": "ch-mnist", "model": "resnet20", "bias": 0.5, "num_clients": 40, "malicious": 8},
+        **{"rounds": 2000, "batch_size": 32, "global_lr": 3e-4, "lr_decay": ((1500, 0.9), (1750, 0.9))},
+    },
+    # Not the paper's: the embedded data set, 4,000 images, so fewer clients and a larger step.
+    "mnist-5k": {
+        **{"family": "mnist-5k", "model": "cnn", "bias": 0.5, "num_clients": 20, "malicious": 4},
+        **{"rounds": 100, "batch_size": 32, "global_lr": 3e-3, "evaluate_every": 10},
+    },
+}
+
+
+def experiment(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> Experiment:
+    """The paper's experiment on a data set, with changes: `experiment("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
+
+    A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters left out are the paper's:
+    Krum and the trimmed mean are told the number of malicious clients among those of a round, the Scaling attack has the data set's trigger.
+    """
+    _known("dataset", dataset, PAPER)
+    fields = [field.name for field in dataclasses.fields(Experiment)]
+    for name in changes:
+        _known("field", name, fields)
+    settings = _checked_types({**PAPER[dataset], **changes})
+    _known("model", settings["model"], MODELS)
+    _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
+    family = settings.pop("family")
+    settings.setdefault("clients_per_round", settings["num_clients"])
+    if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
+        settings["malicious"] = round(settings["malicious"] / PAPER[dataset]["num_clients"] * settings["num_clients"])
+    expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
+    if "lr_decay" in settings:
+        try:
+            settings["lr_decay"] = tuple((int(since), float(factor)) for since, factor in settings["lr_decay"])
+        except (TypeError, ValueError) as problem:
+            raise InputError(f"lr_decay must be a list of [round, factor], not {settings['lr_decay']!r}") from problem
+    rule = _chosen("rule", rule, RULES, {Krum: {"tolerate": expected}, TrimmedMean: {"trim": expected}})
+    attack = _chosen("attack", attack, ATTACKS, {Scaling: {"trigger": TRIGGERS[family]}})
+    return Experiment(dataset=dataset, rule=rule, attack=attack, **settings)
+
+
+def from_dict(written: Mapping[str, Any]) -> Experiment:
+    """An experiment from a TOML file or a results directory; an unknown field is refused by name."""
+    return experiment(**{_known("field", name, [field.name for field in dataclasses.fields(Experiment)]): written[name] for name in written})
+
+
+def from_toml(path: Path) -> Experiment:
+    return from_dict(read_toml(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as problem:
+        raise InputError(f"{path}: {problem.strerror}") from problem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} is not TOML: {problem}") from problem
+
+
+def name_of(value: Rule | Attack, registry: Mapping[str, type]) -> str:
+    return next(name for name, kind in registry.items() if kind is type(value))
+
+
+def _chosen(what: str, choice: Any, registry: Mapping[str, type], defaults: Mapping[type, dict[str, Any]]) -> Any:
+    if isinstance(choice, tuple(registry.values())):
+        return choice
+    if isinstance(choice, str):
+        choice = {"name": choice}
+    if not isinstance(choice, Mapping) or "name" not in choice:
+        raise InputError(f"{what} must be a name or a table with a name, not {choice!r}")
+    kind = registry[_known(what, choice["name"], registry)]
+    known = [field.name for field in dataclasses.fields(kind)]
+    parameters = {_known(f"parameter of {choice['name']}", name, known): value for name, value in choice.items() if name != "name"}
+    parameters = {**defaults.get(kind, {}), **parameters}
+    if isinstance(parameters.get("trigger"), Mapping):
+        parameters["trigger"] = Trigger.from_dict(parameters["trigger"])
+    try:
+        return kind(**parameters)
+    except TypeError as problem:
+        raise InputError(f"{what} {choice['name']}: {problem}") from problem
+
+
+def _checked_types(settings: dict[str, Any]) -> dict[str, Any]:
+    """A number in quotes or a fraction of a client is a mistake, not something to convert."""
+    for field in dataclasses.fields(Experiment):
+        value = settings.get(field.name)
+        if value is None or field.name in ("rule", "attack", "lr_decay"):
+            continue
+        default = field.default
+        if isinstance(default, bool) or isinstance(value, bool):
+            fits = isinstance(default, bool) and isinstance(value, bool)
+        elif isinstance(default, int):
+            fits = isinstance(value, int)
+        elif isinstance(default, str):
+            fits = isinstance(value, str)
+        else:
+            fits = isinstance(value, int | float)
+        _require(fits, f"{field.name} cannot be {value!r}")
+    return settings
+
+
+def _known(what: str, name: str, known: Collection[str]) -> str:
+    if name in known:
+        return name
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise InputError(otherwise)

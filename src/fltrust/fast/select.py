@@ -1,0 +1,82 @@
+"""Median and trimmed mean over the clients on a CUDA device, by selection in registers instead of sorting.
+
+Import this file only where the tensors are on such a device: it needs Triton.
+
+n clients, d parameters; a program takes all n values of a few columns, so each update is read once.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: N803
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fltrust.errors import InputError
+
+MOST_CLIENTS = 8192  # what the registers of one multiprocessor hold, eight columns wide
+
+
+def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
+    """(d,): coordinate-wise mean of what is left without the `trim` smallest and the `trim` largest usable values; None leaves the median.
+
+    updates (n, d) float32, usable (n,) bool. The result is zero where nothing is left. How many are usable is not known to the host.
+    """
+    n, d = updates.shape
+    if n > MOST_CLIENTS:
+        raise InputError(f"{n} clients; selection on the GPU takes at most {MOST_CLIENTS}")
+    rows = max(16, triton.next_power_of_2(n))
+    columns = max(8, min(32, 16384 // rows))
+    result = torch.empty(d, device=updates.device)
+    warps = max(4, rows * columns // 2048)  # 64 values per thread
+    _ranked_mean[(triton.cdiv(d, columns),)](
+        updates, usable.view(torch.uint8), result, n, d, updates.stride(0), -1 if trim is None else trim, rows, columns, num_warps=warps
+    )
+    return result
+
+
+@triton.jit
+def _ranked_mean(updates, usable, result, n, d, row_stride, trim, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    kept = tl.load(usable + row, row < n, 0) != 0
+    count = tl.sum(kept.to(tl.int32), 0)
+    trim = tl.where(trim < 0, (count - 1) // 2, trim)  # the median keeps the one or two values in the middle
+    left = count - 2 * trim
+
+    offset = row.to(tl.int64)[:, None] * row_stride + column[None, :]
+    value = tl.load(updates + offset, kept[:, None] & (column < d)[None, :], 0.0)
+    key = _key(value.to(tl.int32, bitcast=True))
+    key = tl.where(kept[:, None], key, 0x7FFFFFFF)  # unusable rows come last
+    low = _of_rank(key, trim, COLUMNS)
+    high = _of_rank(key, count - 1 - trim, COLUMNS)
+
+    # Several clients may share the lowest or the highest value that is left: take as many of them as are left.
+    between = (key > low[None, :]) & (key < high[None, :])
+    at_low = tl.sum((key <= low[None, :]).to(tl.int32), 0) - trim
+    at_high = left - at_low - tl.sum(between.to(tl.int32), 0)
+    low_value = _key(low).to(tl.float32, bitcast=True)
+    high_value = _key(high).to(tl.float32, bitcast=True)
+    total = tl.sum(tl.where(between, value, 0.0), 0) + low_value * at_low + high_value * at_high
+    mean = tl.where(low == high, low_value, total / tl.maximum(left, 1))
+    tl.store(result + column, tl.where(left > 0, mean, 0.0), column < d)
+
+
+@triton.jit
+def _key(bits):
+    """The bits of floats as integers of the same order; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _of_rank(key, rank, COLUMNS: tl.constexpr):
+    """The key of that rank (0 is the smallest) in each column, bit by bit: the largest that at most `rank` keys are below."""
+    found = tl.full((COLUMNS,), -0x80000000, tl.int32)
+    bit = tl.full((COLUMNS,), -0x80000000, tl.int32)
+    for _ in range(32):
+        trial = found ^ bit
+        below = tl.sum((key < trial[None, :]).to(tl.int32), 0)
+        found = tl.where(below <= rank, trial, found)
+        bit = (bit >> 1) & 0x7FFFFFFF
+    return found

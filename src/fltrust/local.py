@@ -1,0 +1,85 @@
+"""Local training of all clients at once: Algorithm 1 (ModelUpdate) for n clients side by side.
+
+n clients (the root set is the case n = 1), R local steps, b examples per batch, d parameters.
+"""
+
+import copy
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
+
+from fltrust.models import Model, flatten
+
+
+def local_updates(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
+    """(n, d): what each client's weights changed by in R steps of SGD from `weights` (d,).
+
+    images (n, R, b, ...), labels (n, R, b); share (n, R, b) is how much an example counts: a batch's loss is the sum of share * cross-entropy.
+    """
+    if weights.device.type == "cpu":
+        return _threads_over_clients(model, weights, images, labels, share, lr)
+    return _batched_clients(model, weights, images, labels, share, lr)
+
+
+def _loss(logits: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+    return (cross_entropy(logits, labels, reduction="none") * share).sum()
+
+
+# On the CPU, one thread per core with a client each beats all cores inside each operator.
+
+
+def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
+    updates = torch.empty(len(images), model.d, dtype=weights.dtype)
+
+    def train(clients: Sequence[int]) -> None:
+        module = copy.deepcopy(model.module).to(weights.dtype, memory_format=torch.channels_last)
+        for i in clients:
+            update = updates[i].zero_()
+            for step in range(images.shape[1]):
+                with torch.no_grad():
+                    for parameter, part in zip(module.parameters(), model.split(weights + update), strict=True):
+                        parameter.copy_(part)
+                update.sub_(_gradient(module, images[i, step], labels[i, step], share[i, step]), alpha=lr)
+
+    workers = min(_cores(), len(images))
+    list(_pool().map(train, [range(first, len(images), workers) for first in range(workers)]))
+    return updates
+
+
+def _gradient(module: nn.Module, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+    if images.dim() == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
+    return flatten(torch.autograd.grad(_loss(module(images), labels, share), list(module.parameters())))
+
+
+@cache
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_cores(), initializer=lambda: torch.set_num_threads(1))
+
+
+# On the GPU, all clients are one batched computation with fixed shapes, so that a round can be captured as a graph.
+
+
+def _batched_clients(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
+    def loss(local: Tensor, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+        return _loss(model.logits(local, images), labels, share)
+
+    def train(images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+        update = torch.zeros_like(weights)
+        for step in range(images.shape[0]):
+            update = update - lr * grad(loss)(weights + update, images[step], labels[step], share[step])
+        return update
+
+    updates: Tensor = vmap(train)(images, labels, share)
+    return updates

@@ -1,0 +1,157 @@
+"""The paper's networks, and any network seen as a function of one vector of weights.
+
+d: number of trainable parameters; weights (d,): all of them, in the order of `module.named_parameters()`.
+Buffers (batch norm's running statistics) are no weights: they are never sent, never aggregated, never part of a cosine.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fltrust.errors import InputError
+
+
+class CNN(nn.Module):
+    """Table II of the paper: two convolutions of 3 x 3 (30, 50 channels) with pooling, a hidden layer of 100; 139,960 parameters for MNIST."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 30, 3)
+        self.conv2 = nn.Conv2d(30, 50, 3)
+        pooled = [((side - 2) // 2 - 2) // 2 for side in (height, width)]
+        self.hidden = nn.Linear(50 * pooled[0] * pooled[1], 100)
+        self.output = nn.Linear(100, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # ReLU and max-pooling commute; pooling first leaves a quarter of the values to ReLU.
+        hidden = functional.max_pool2d(self.conv1(images), 2).relu()
+        hidden = functional.max_pool2d(self.conv2(hidden), 2).relu()
+        logits: Tensor = self.output(self.hidden(hidden.flatten(1)).relu())
+        return logits
+
+
+class LogisticRegression(nn.Module):
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(math.prod(shape), num_classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.output(features.flatten(1))
+        return logits
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.stride, self.new_channels = stride, channels - channels_in
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.norm1(self.conv1(images)).relu()
+        # He et al.'s option A: a shortcut without parameters, every second pixel and zeros for the new channels.
+        shortcut = functional.pad(images[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+        block: Tensor = (self.norm2(self.conv2(hidden)) + shortcut).relu()
+        return block
+
+
+class ResNet20(nn.Module):
+    """He et al. 2016, section 4.2: three stages of three blocks with 16, 32 and 64 channels."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
+        self.blocks = nn.Sequential(
+            *(
+                ResidualBlock(first if block == 0 else channels, channels, stride if block == 0 else 1)
+                for first, channels, stride in stages
+                for block in range(3)
+            )
+        )
+        self.output = nn.Linear(64, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.blocks(self.norm(self.conv(images)).relu())
+        logits: Tensor = self.output(hidden.mean((2, 3)))
+        return logits
+
+
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN, "logistic": LogisticRegression, "resnet20": ResNet20}
+
+
+def initialise(module: nn.Module, rng: np.random.Generator) -> nn.Module:
+    """Draws the weights of the paper's networks: Xavier uniform of magnitude 2.24 (released code); He normal where batch norm follows."""
+    residual = any(isinstance(layer, nn.BatchNorm2d) for layer in module.modules())
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            fan_out, fan_in = (size * math.prod(layer.weight.shape[2:]) for size in layer.weight.shape[:2])
+            if residual and isinstance(layer, nn.Conv2d):
+                drawn = rng.standard_normal(layer.weight.shape) * math.sqrt(2 / fan_out)
+            else:
+                bound = math.sqrt(2.24 / ((fan_in + fan_out) / 2))
+                drawn = rng.uniform(-bound, bound, layer.weight.shape)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(drawn))
+                if layer.bias is not None:
+                    layer.bias.zero_()
+    return module
+
+
+class Model:
+    """A module as a function of (weights, images); the module itself is only its shape and its first weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copy.deepcopy(module).requires_grad_(True)
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.shapes = [parameter.shape for parameter in self.module.parameters()]
+        if not self.names:
+            raise InputError("the model has no parameters to train")
+        self.initial_weights = flatten([parameter.detach() for parameter in self.module.parameters()]).float()  # (d,)
+        self.d = self.initial_weights.numel()
+        self._tracking = _with_batch_norm(copy.deepcopy(self.module), tracking=True)  # for measuring
+        self.module = _with_batch_norm(self.module, tracking=False)  # for training: each batch's own statistics
+
+    def split(self, weights: Tensor) -> list[Tensor]:
+        """The parameters as views of the vector."""
+        sizes = [shape.numel() for shape in self.shapes]
+        return [part.view(shape) for part, shape in zip(weights.split(sizes), self.shapes, strict=True)]
+
+    def logits(self, weights: Tensor, images: Tensor) -> Tensor:
+        """(k, classes) with the statistics of these images in batch norm, as in training."""
+        logits: Tensor = functional_call(self.module, dict(zip(self.names, self.split(weights), strict=True)), (images,))
+        return logits
+
+    @torch.no_grad()
+    def frozen(self, weights: Tensor, root_images: Tensor) -> Callable[[Tensor], Tensor]:
+        """images -> logits as the server uses them, batch norm's statistics estimated on the root set, the only data that it trusts."""
+        module = self._tracking.to(weights.device)
+        for parameter, part in zip(module.parameters(), self.split(weights), strict=True):
+            parameter.copy_(part)
+        if list(module.buffers()):
+            module.train()(root_images)
+        return module.eval()
+
+
+def flatten(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def _with_batch_norm(module: nn.Module, *, tracking: bool) -> nn.Module:
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.momentum = 1.0  # the last batch seen is the statistics
+            if not tracking:
+                layer.track_running_stats = False
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return module

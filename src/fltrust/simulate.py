@@ -1,0 +1,185 @@
+"""An experiment becomes records, one per round: the loop around `round.py`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fltrust import datasets
+from fltrust.data import Batches, Task, draw_clients, draw_shifts
+from fltrust.errors import InputError
+from fltrust.evaluate import measure
+from fltrust.experiment import PAPER, Experiment
+from fltrust.models import MODELS, initialise
+from fltrust.partition import partition
+from fltrust.randomness import reseed, stream
+from fltrust.round import Draw, Outcome, play_round
+from fltrust.rules import cosines, norms
+
+DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the device at once
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known after a round. All but `round` is None in rounds that are not evaluated."""
+
+    round: int
+    train_error: float | None = None
+    test_error: float | None = None
+    success: float | None = None  # of a backdoor, where the attack has one
+    malicious: int | None = None  # how many of the clients below; they come first
+    clients: tuple[int, ...] | None = None
+    weight: tuple[float, ...] | None = None  # each client's share of the global update; None for the coordinate-wise rules
+    cosine: tuple[float, ...] | None = None  # with the root update, where there is one; trust is its positive part
+    norm: tuple[float, ...] | None = None
+    weights: Tensor | None = None  # (d,) the global model
+
+    @property
+    def trust(self) -> tuple[float, ...] | None:
+        return self.cosine and tuple(max(0.0, cosine) for cosine in self.cosine)
+
+
+def build_task(run: Experiment, *, device: str = "cpu", data_dir: str | None = None) -> Task:
+    """Loads the data, sets the root set aside, splits the rest over the clients, and poisons the malicious clients' share."""
+    examples = datasets.load(PAPER[run.dataset]["family"], data_dir)
+    held = partition(
+        examples.train_labels,
+        examples.owners,
+        num_clients=run.num_clients,
+        num_classes=examples.num_classes,
+        bias=run.bias,
+        root_size=run.root_size,
+        root_bias=run.root_bias,
+        rng=stream(run.seed, "partition"),
+    )
+    shuffled = stream(run.seed, "malicious").permutation(run.num_clients)  # so that chance decides who is malicious
+    network = MODELS[run.model](examples.train.shape[1:], examples.num_classes)
+    return Task.from_arrays(
+        examples.train,
+        examples.train_labels,
+        examples.test,
+        examples.test_labels,
+        clients=[held.clients[i] for i in shuffled],
+        root=held.root,
+        model=initialise(network, stream(run.seed, "weights")),
+        malicious=run.malicious,
+        attack=run.attack,
+        device=device,
+        files=examples.files,
+        warnings=examples.warnings,
+    )
+
+
+def simulate(run: Experiment, task: Task, *, after: int = 0, weights: Tensor | None = None) -> Iterator[Record]:
+    """Yields a record after each round, going on after round `after` with its `weights`."""
+    if len(task.clients) != run.num_clients or task.malicious != run.malicious:
+        raise InputError(
+            f"the task has {len(task.clients)} clients, {task.malicious} malicious; the experiment {run.num_clients} and {run.malicious}"
+        )
+    weights = (task.model.initial_weights if weights is None else weights).to(task.device).clone()
+    play = _graphed(run, task, weights) if task.device.type == "cuda" else _plain(run, task, weights)
+    for t, clients, draw in _draws(run, task, after):
+        m = int((clients < run.malicious).sum())
+        outcome = play(draw, m, t)
+        if t % run.evaluate_every and t != run.rounds:
+            yield Record(t)
+        else:
+            yield _evaluated(run, task, t, m, clients, outcome, weights.clone())
+
+
+def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, outcome: Outcome, weights: Tensor) -> Record:
+    measured = measure(task, weights, run.attack.trigger)
+    cosine = None if outcome.root_update is None else tuple(cosines(outcome.sent, outcome.root_update).tolist())
+    return Record(
+        round=t,
+        train_error=measured.train_error,
+        test_error=measured.test_error,
+        success=measured.success,
+        malicious=m,
+        clients=tuple(clients.tolist()),
+        weight=None if outcome.weight is None else tuple(outcome.weight.tolist()),
+        cosine=cosine,
+        norm=tuple(norms(outcome.sent).tolist()),
+        weights=weights,
+    )
+
+
+def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.ndarray, Draw]]:
+    """What chance decides about each round, drawn ahead in blocks that are copied to the device at once."""
+    common = {"steps": run.local_steps, "mean": run.loss == "mean"}
+    batches = Batches(run.seed, "batches", task.clients, size=run.batch_size, **common)
+    root = Batches(run.seed, "root batches", [task.root], size=len(task.root) if run.root_batch == "whole" else run.batch_size, **common)
+    block = max(1, DRAWN_AHEAD // (run.num_clients * run.local_steps * batches.size))
+
+    def on_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(task.device)
+
+    for first in range(after + 1, run.rounds + 1, block):
+        rounds = range(first, min(first + block, run.rounds + 1))
+        clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round)  # (rounds, n)
+        batch = batches.draw(rounds, clients)
+        root_batch = root.draw(rounds, np.zeros((len(rounds), 1), np.int64))
+        shifts = None
+        if run.augment:
+            shifts = on_device(draw_shifts(run.seed, rounds, (run.num_clients, *batch.index.shape[2:]), clients))
+        whole_block = (
+            on_device(batch.index),
+            on_device(batch.share),
+            on_device(root_batch.index),
+            on_device(root_batch.share),
+            on_device(task.sizes[clients].astype(np.float32)),
+            on_device(np.array([run.lr_at(t) for t in rounds], np.float32)),
+        )
+        for i, t in enumerate(rounds):
+            index, share, root_index, root_share, sizes, lr = (part[i] for part in whole_block)
+            yield t, clients[i], Draw(index, share, None if shifts is None else shifts[i], root_index, root_share, sizes, lr)
+
+
+Play = Callable[[Draw, int, int], Outcome]
+
+
+def _plain(run: Experiment, task: Task, weights: Tensor) -> Play:
+    noise = torch.Generator()
+
+    def play(draw: Draw, m: int, t: int) -> Outcome:
+        outcome = play_round(run, task, weights, draw, m, reseed(noise, run.seed, "attack", t))
+        weights.copy_(outcome.weights)
+        return outcome
+
+    return play
+
+
+def _graphed(run: Experiment, task: Task, weights: Tensor) -> Play:
+    """A round as a CUDA graph, captured once for each number m of malicious clients among those drawn."""
+    noise = torch.Generator(task.device)
+    captured: dict[int, tuple[torch.cuda.CUDAGraph, Draw, Outcome]] = {}
+
+    def capture(draw: Draw, m: int) -> tuple[torch.cuda.CUDAGraph, Draw, Outcome]:
+        inputs = Draw(*(None if part is None else part.clone() for part in draw))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries choose and load their kernels before the capture
+            for _ in range(2):
+                play_round(run, task, weights, inputs, m, noise)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(noise)
+        with torch.cuda.graph(graph):
+            outcome = play_round(run, task, weights, inputs, m, noise)
+            weights.copy_(outcome.weights)
+        return graph, inputs, outcome
+
+    def play(draw: Draw, m: int, t: int) -> Outcome:
+        if m not in captured:
+            captured[m] = capture(draw, m)
+        graph, inputs, outcome = captured[m]
+        for target, part in zip(inputs, draw, strict=True):
+            if target is not None:
+                target.copy_(part)
+        reseed(noise, run.seed, "attack", t)
+        graph.replay()
+        return outcome
+
+    return play

@@ -1,0 +1,145 @@
+"""Records on disk: a run directory that survives a crash at any moment.
+
+    experiment.json   the experiment, the data files' hashes, versions and hardware
+    records.jsonl     one line per evaluated round
+    checkpoint.npz    the round and the global weights; written last, so what lies beyond it is redone
+
+Nothing is pickled, and everything that is replaced is replaced at once by a rename.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fltrust.data import Task
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.simulate import Record
+from fltrust.version import __version__
+
+
+class RunDirectory:
+    """The directory of one run, locked while it is open: `with RunDirectory(path, run, task) as directory: ...`."""
+
+    def __init__(self, path: Path, run: Experiment, task: Task) -> None:
+        self.path, self.run, self.task = path, run, task
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            self._lock.close()
+            raise InputError(f"{self.path} is in use by another process") from problem
+        try:
+            self._claim()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.close()
+
+    def _claim(self) -> None:
+        declared = self.path / "experiment.json"
+        if declared.exists():
+            written = read_json(declared)
+            if written.get("experiment") != self.run.to_dict():
+                raise InputError(f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): choose another --out")
+            if written.get("files") != self.task.files:
+                raise InputError(f"{self.path} was begun with other data files: choose another --out")
+        elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
+            raise InputError(f"{self.path} is not empty and holds no run: choose another --out")
+        else:
+            _replace(declared, json.dumps(self._declaration(), indent=1).encode())
+
+    def _declaration(self) -> dict[str, Any]:
+        device = self.task.device
+        return {
+            "key": self.run.key,
+            "experiment": self.run.to_dict(),
+            "files": self.task.files,
+            "warnings": list(self.task.warnings),
+            "versions": {"fltrust": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
+            "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores",
+        }
+
+    def resume(self) -> tuple[int, Tensor | None]:
+        """The last round that is safely on disk and its weights; records beyond it, whole or torn, are dropped."""
+        checkpoint = self.path / "checkpoint.npz"
+        if not checkpoint.exists():
+            after, weights = 0, None
+        else:
+            try:
+                with np.load(checkpoint, allow_pickle=False) as saved:
+                    after, weights = int(saved["round"]), torch.from_numpy(saved["weights"])
+            except (OSError, ValueError, KeyError) as problem:
+                raise InputError(f"{checkpoint} is damaged ({problem}): move it away to begin again") from problem
+            if weights.shape != (self.task.model.d,) or weights.dtype != torch.float32:
+                raise InputError(f"{checkpoint} is of another model: {tuple(weights.shape)} {weights.dtype}, expected ({self.task.model.d},)")
+        records = self.path / "records.jsonl"
+        if records.exists():
+            kept = [line for line in _whole_lines(records) if json.loads(line)["round"] <= after]
+            _replace(records, b"".join(kept))
+        return after, weights
+
+    def save(self, record: Record) -> None:
+        """Appends an evaluated record, then makes its round the one to resume after."""
+        assert record.weights is not None
+        written = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "weights"}
+        for name in ("weight", "cosine", "norm"):
+            if written[name] is not None:
+                written[name] = [None if value != value or abs(value) == float("inf") else float(f"{value:.6g}") for value in written[name]]
+        with (self.path / "records.jsonl").open("ab") as file:
+            file.write(json.dumps(written).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside = self.path / "checkpoint.npz.part"
+        with beside.open("wb") as file:
+            np.savez(file, round=np.int64(record.round), weights=record.weights.cpu().numpy())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path / "checkpoint.npz")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The evaluated rounds of a run directory, also of one that is still running or was cut off."""
+    records = path / "records.jsonl"
+    return [json.loads(line) for line in _whole_lines(records)] if records.exists() else []
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} cannot be read: {problem}") from problem
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds no JSON object")
+    return content
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):  # a line without its end was being written when the run was cut off
+            yield line
+
+
+def _replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

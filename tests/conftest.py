@@ -1,0 +1,44 @@
+"""What several test files build on: a small task, quick to train."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fltrust.attacks import Attack
+from fltrust.data import Task
+
+
+def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | None = None, seed: int = 0, side: int = 0) -> Task:
+    """Three classes of points (or of side x side images) around their centres; client i holds 10 + i examples, the server 12."""
+    rng = np.random.default_rng(seed)
+    shape = (1, side, side) if side else (8,)
+    centres = 2 * rng.standard_normal((3, *shape))
+    sizes = [10 + i for i in range(num_clients)]
+    count = sum(sizes) + 12
+
+    def points(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = rng.integers(0, 3, count)
+        return (centres[labels] + rng.standard_normal((count, *shape))).astype(np.float32), labels
+
+    images, labels = points(count)
+    test_images, test_labels = points(90)
+    edges = np.cumsum([12, *sizes])
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.ReLU(), nn.Linear(5, 3))
+    return Task.from_arrays(
+        images,
+        labels,
+        test_images,
+        test_labels,
+        clients=[np.arange(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)],
+        root=np.arange(12),
+        model=model,
+        malicious=malicious,
+        attack=attack,
+    )
+
+
+@pytest.fixture
+def task() -> Task:
+    return small_task()

@@ -1,0 +1,127 @@
+"""An experiment is data: the paper's numbers, strict names, a key."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
+from fltrust.errors import InputError
+from fltrust.experiment import PAPER, Experiment, experiment, from_dict, from_toml
+from fltrust.rules import RULES, FLTrust, Krum, TrimmedMean
+
+
+@pytest.mark.parametrize(
+    ("dataset", "clients", "malicious", "rounds", "batch", "rate", "model"),
+    [
+        ("mnist-0.1", 100, 20, 2000, 32, 3e-4, "cnn"),
+        ("mnist-0.5", 100, 20, 2000, 32, 3e-4, "cnn"),
+        ("fashion-mnist", 100, 20, 2500, 32, 6e-3, "cnn"),
+        ("cifar-10", 100, 20, 1500, 64, 2e-4, "resnet20"),
+        ("har", 30, 6, 1000, 32, 3e-3, "logistic"),
+        ("ch-mnist", 40, 8, 2000, 32, 3e-4, "resnet20"),
+    ],
+)
+def test_table_i_of_the_paper(dataset: str, clients: int, malicious: int, rounds: int, batch: int, rate: float, model: str) -> None:
+    run = experiment(dataset)
+    assert (run.num_clients, run.clients_per_round, run.malicious) == (clients, clients, malicious)
+    assert (run.rounds, run.batch_size, run.local_lr * run.global_lr, run.model) == (rounds, batch, rate, model)
+    assert (run.local_steps, run.root_size, run.loss, run.root_batch) == (1, 100, "sum", "whole")
+    assert experiment(dataset, "krum").rule == Krum(tolerate=malicious)
+    assert experiment(dataset, "trim-mean").rule == TrimmedMean(trim=malicious)
+
+
+def test_ch_mnist_decays() -> None:
+    run = experiment("ch-mnist")
+    assert [run.lr_at(t) for t in (1, 1499, 1500, 1749, 1750)] == pytest.approx([3e-4, 3e-4, 2.7e-4, 2.7e-4, 2.43e-4])
+
+
+def test_warm_up_rises_to_the_rate() -> None:
+    run = experiment("cifar-10", global_lr=2.0, warmup=50)
+    assert [run.lr_at(t) for t in (1, 25, 50, 51)] == pytest.approx([0.04, 1.0, 2.0, 2.0])
+
+
+def test_the_fraction_of_malicious_clients_is_kept() -> None:
+    assert experiment("mnist-0.5", num_clients=50).malicious == 10
+    assert experiment("mnist-0.5", num_clients=50, malicious=3).malicious == 3
+    assert experiment("mnist-0.5", "krum", clients_per_round=30).rule == Krum(tolerate=6)
+
+
+def every_experiment() -> list[Experiment]:
+    return [experiment(dataset, rule, attack) for dataset in PAPER for rule in RULES for attack in ATTACKS]
+
+
+def test_from_and_to_a_dict_and_keys_differ() -> None:
+    runs = every_experiment()
+    assert all(from_dict(run.to_dict()) == run for run in runs)
+    assert len({run.key for run in runs}) == len(runs) == len(set(runs))
+    run = experiment()
+    changed = {"seed": 1, "rounds": 1, "bias": 0.3, "malicious": 1, "loss": "mean", "root_bias": 0.5, "root_batch": "batch", "warmup": 1, "augment": True}
+    keys = {run.key} | {dataclasses.replace(run, **{name: value}).key for name, value in changed.items()}  # type: ignore[arg-type]
+    assert len(keys) == 1 + len(changed)
+
+
+def test_toml(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('dataset = "har"\nrule = {name = "krum", tolerate = 4}\nattack = {name = "trim", knowledge = "partial"}\nrounds = 7\nlr_decay = [[3, 0.5]]\n')
+    run = from_toml(file)
+    assert run.rule == Krum(4)
+    assert run.attack == TrimAttack(knowledge="partial")
+    assert (run.rounds, run.lr_decay, run.num_clients) == (7, ((3, 0.5),), 30)
+
+
+def test_values_instead_of_names() -> None:
+    run = experiment("mnist-0.5", FLTrust(), KrumAttack(knowledge="partial"))
+    assert from_dict(run.to_dict()) == run
+    scaling = experiment("mnist-0.5", attack={"name": "scaling", "factor": 10.0}).attack
+    assert isinstance(scaling, Scaling)
+    assert scaling.factor == 10.0
+    assert scaling.trigger.target == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dataset": "mnist-0.6"}, "unknown dataset 'mnist-0.6': did you mean 'mnist-0.5'"),
+        ({"rule": "medain"}, "unknown rule 'medain': did you mean 'median'"),
+        ({"attack": "labelflip"}, "unknown attack 'labelflip': did you mean 'label-flip'"),
+        ({"rouds": 3}, "unknown field 'rouds': did you mean 'rounds'"),
+        ({"rule": {"name": "krum", "tolerat": 3}}, "unknown parameter of krum 'tolerat': did you mean 'tolerate'"),
+        ({"rule": {"tolerate": 3}}, "a table with a name"),
+        ({"rule": 7}, "a table with a name"),
+        ({"attack": {"name": "trim", "knowledge": "much"}}, "knowledge"),
+        ({"malicious": 101}, "malicious must be 0 to 100"),
+        ({"malicious": -1}, "malicious must be 0 to 100"),
+        ({"num_clients": 0}, "num_clients must be at least 1"),
+        ({"clients_per_round": 101}, "clients_per_round must be at most 100"),
+        ({"bias": 0}, "bias .the paper's q. must be above 0"),
+        ({"bias": 1.1}, "bias .the paper's q. must be above 0"),
+        ({"root_bias": -0.1}, "root_bias must be 0 to 1"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": "many"}, "rounds cannot be 'many'"),
+        ({"rounds": 2.5}, "rounds cannot be 2.5"),
+        ({"augment": 1}, "augment cannot be 1"),
+        ({"global_lr": float("nan")}, "global_lr must be a positive number"),
+        ({"global_lr": 0.0}, "global_lr must be a positive number"),
+        ({"loss": "median"}, "unknown loss 'median'"),
+        ({"root_batch": "hole"}, "unknown root_batch 'hole': did you mean 'whole'"),
+        ({"model": "resnet"}, "unknown model 'resnet': did you mean 'resnet20'"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"lr_decay": [3]}, "lr_decay"),
+    ],
+)
+def test_mistakes_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_dict(fields)
+
+
+def test_files_that_are_no_experiment(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        from_toml(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    with pytest.raises(InputError, match="not TOML"):
+        from_toml(tmp_path / "bad.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not TOML"):
+        from_toml(tmp_path / "bytes.toml")

@@ -1,0 +1,80 @@
+"""Local training: both fast ways against torch.optim.SGD, client by client."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fltrust.local import _batched_clients, _threads_over_clients, local_updates
+from fltrust.models import CNN, LogisticRegression, Model, ResNet20, initialise
+
+WAYS = {"threads over clients": _threads_over_clients, "batched clients": _batched_clients}
+
+
+def by_hand(module: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
+    """The oracle: one client after the other, with PyTorch's own optimiser."""
+    updates = []
+    for i in range(len(images)):
+        local = copy.deepcopy(module).to(weights.dtype).train()
+        nn.utils.vector_to_parameters(weights.clone(), local.parameters())
+        optimiser = torch.optim.SGD(local.parameters(), lr=lr)
+        for step in range(images.shape[1]):
+            optimiser.zero_grad()
+            (cross_entropy(local(images[i, step]), labels[i, step], reduction="none") * share[i, step]).sum().backward()
+            optimiser.step()
+        updates.append(nn.utils.parameters_to_vector(local.parameters()).detach() - weights)
+    return torch.stack(updates)
+
+
+CASES = {
+    "cnn": (CNN, (1, 28, 28)),
+    "cnn, other shape": (CNN, (3, 16, 20)),
+    "logistic": (LogisticRegression, (17,)),
+    "resnet20": (ResNet20, (3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", WAYS)
+def test_equals_sgd_in_float64(way: str, case: str, steps: int) -> None:
+    build, shape = CASES[case]
+    module = initialise(build(shape, 4), np.random.default_rng(0))
+    model = Model(module)
+    chance = torch.Generator().manual_seed(1)
+    images = torch.rand(3, steps, 5, *shape, generator=chance, dtype=torch.float64)
+    labels = torch.randint(0, 4, (3, steps, 5), generator=chance)
+    share = torch.rand(3, steps, 5, generator=chance, dtype=torch.float64)
+    weights = model.initial_weights.double()
+    expected = by_hand(module, weights, images, labels, share, 0.05)
+    updates = WAYS[way](model, weights, images, labels, share, 0.05)
+    assert (updates - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+    assert expected.norm(dim=1).min() > 1e-3  # there was something to compare
+
+
+def test_float32_on_the_cpu_goes_through_the_threads() -> None:
+    model = Model(LogisticRegression((4,), 3))
+    images, labels, share = torch.rand(2, 1, 6, 4), torch.randint(0, 3, (2, 1, 6)), torch.ones(2, 1, 6)
+    arguments = (model, model.initial_weights, images, labels, share, 1.0)
+    assert torch.equal(local_updates(*arguments), _threads_over_clients(*arguments))
+
+
+def test_examples_that_count_nothing_change_nothing() -> None:
+    model = Model(CNN((1, 28, 28), 10))
+    images, labels = torch.rand(1, 1, 6, 1, 28, 28), torch.randint(0, 10, (1, 1, 6))
+    share = torch.tensor([1.0, 1, 1, 1, 0, 0]).view(1, 1, 6)
+    whole = local_updates(model, model.initial_weights, images, labels, share, 1.0)
+    part = local_updates(model, model.initial_weights, images[:, :, :4], labels[:, :, :4], share[:, :, :4], 1.0)
+    torch.testing.assert_close(whole, part, rtol=1e-4, atol=1e-6)
+
+
+def test_a_client_does_not_depend_on_the_others() -> None:
+    model = Model(CNN((1, 28, 28), 10))
+    images, labels, share = torch.rand(5, 1, 4, 1, 28, 28), torch.randint(0, 10, (5, 1, 4)), torch.ones(5, 1, 4)
+    together = local_updates(model, model.initial_weights, images, labels, share, 1.0)
+    for i in range(5):
+        alone = local_updates(model, model.initial_weights, images[i : i + 1], labels[i : i + 1], share[i : i + 1], 1.0)
+        assert torch.equal(together[i], alone[0])

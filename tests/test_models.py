@@ -1,0 +1,87 @@
+"""The paper's networks: their sizes, their first weights, and batch norm's statistics."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fltrust.errors import InputError
+from fltrust.models import CNN, LogisticRegression, Model, ResNet20, initialise
+
+
+def test_sizes() -> None:
+    assert Model(CNN((1, 28, 28), 10)).d == 139_960
+    assert Model(LogisticRegression((561,), 6)).d == 561 * 6 + 6
+    # He et al. report 0.27 M for ResNet-20: 19 convolutions, their batch norms, one linear layer
+    assert Model(ResNet20((3, 32, 32), 10)).d == 269_722
+
+
+def test_resnet_halves_the_image_twice() -> None:
+    hidden = ResNet20((1, 64, 64), 8).blocks(torch.rand(2, 16, 64, 64))
+    assert hidden.shape == (2, 64, 16, 16)
+
+
+def test_first_weights_are_xavier_of_magnitude_2_24_with_zero_bias() -> None:
+    cnn = initialise(CNN((1, 28, 28), 10), np.random.default_rng(0))
+    assert isinstance(cnn, CNN)
+    bound = np.sqrt(2.24 / ((1250 + 100) / 2))
+    drawn = cnn.hidden.weight.detach().numpy()
+    assert 0.999 * bound < np.abs(drawn).max() <= bound
+    assert drawn.std() == pytest.approx(bound / np.sqrt(3), rel=0.01)
+    bound = np.sqrt(2.24 / ((30 * 9 + 50 * 9) / 2))
+    assert 0.99 * bound < cnn.conv2.weight.abs().max().item() <= bound
+    assert not cnn.hidden.bias.any()
+    assert not cnn.conv1.bias.any()
+
+
+def test_the_same_stream_gives_the_same_weights() -> None:
+    def drawn(seed: int) -> torch.Tensor:
+        return Model(initialise(ResNet20((3, 32, 32), 10), np.random.default_rng(seed))).initial_weights
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+
+
+def test_weights_are_split_in_the_order_of_the_parameters() -> None:
+    module = CNN((1, 28, 28), 10)
+    model = Model(module)
+    for part, parameter in zip(model.split(model.initial_weights), module.parameters(), strict=True):
+        assert torch.equal(part, parameter)
+    images = torch.rand(3, 1, 28, 28)
+    torch.testing.assert_close(model.logits(model.initial_weights, images), module(images))
+
+
+def test_pooling_before_relu_is_the_papers_network() -> None:
+    module = CNN((1, 28, 28), 10)
+    images = torch.rand(4, 1, 28, 28) - 0.5
+    hidden = nn.functional.max_pool2d(module.conv1(images).relu(), 2)
+    hidden = nn.functional.max_pool2d(module.conv2(hidden).relu(), 2)
+    torch.testing.assert_close(module(images), module.output(module.hidden(hidden.flatten(1)).relu()))
+
+
+def test_batch_norm_is_measured_with_the_root_sets_statistics() -> None:
+    model = Model(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)))
+    weights, root = model.initial_weights, 5 + torch.randn(50, 1, 2, 2)
+    predict = model.frozen(weights, root)
+    one = 5 + torch.randn(1, 1, 2, 2)
+    # With the root set's statistics an example's logits do not depend on its company ...
+    torch.testing.assert_close(predict(torch.cat([one, root]))[:1], predict(one))
+    # ... and the root set itself has nearly the logits of training (which takes the biased variance).
+    torch.testing.assert_close(predict(root), model.logits(weights, root), rtol=0.02, atol=0.02)
+    # The next root set's statistics replace them.
+    before = predict(one)
+    assert not torch.allclose(model.frozen(weights, 3 * root)(one), before, atol=1e-3)
+    torch.testing.assert_close(model.frozen(weights, root)(one), before)
+
+
+def test_training_leaves_no_trace_in_the_module() -> None:
+    model = Model(ResNet20((3, 8, 8), 4))
+    before = model.initial_weights.clone()
+    model.logits(before, torch.rand(4, 3, 8, 8))
+    assert not list(model.module.buffers())
+    assert torch.equal(torch.cat([parameter.reshape(-1) for parameter in model.module.parameters()]), before)
+
+
+def test_a_module_without_parameters_is_refused() -> None:
+    with pytest.raises(InputError, match="no parameters"):
+        Model(nn.Flatten())
