@@ -47,7 +47,9 @@ def aggregate(updates: list[Tensor], root_update: Tensor) -> Tensor:
     return total / sum_of_trust if sum_of_trust > 0 else total  # nobody trusted: the model stays as it is
 
 
-def fltrust_round(model: nn.Module, clients: list[list[Batch]], root: list[Batch], *, local_lr: float, global_lr: float, liars: int = 0) -> None:
+def fltrust_round(
+    model: nn.Module, clients: list[list[Batch]], root: list[Batch], *, local_lr: float, global_lr: float, liars: int = 0
+) -> None:
     """One iteration of Algorithm 2; the first `liars` clients send the opposite of what they learnt, ten times as long."""
     updates = [model_update(model, batches, local_lr) for batches in clients]
     updates[:liars] = [-10 * update for update in updates[:liars]]

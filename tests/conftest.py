@@ -1,5 +1,7 @@
 """What several test files build on: a small task, quick to train."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,7 @@ def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | Non
         labels,
         test_images,
         test_labels,
-        clients=[np.arange(first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)],
+        clients=[np.arange(first, last) for first, last in itertools.pairwise(edges)],
         root=np.arange(12),
         model=model,
         malicious=malicious,

@@ -23,10 +23,12 @@ def test_a_batch_holds_own_examples_each_once(sizes: list[int], size: int, steps
         for i, own in enumerate(owned):
             for step in range(steps):
                 used = batch.share[t, i, step] > 0
-                drawn = batch.index[t, i, step][used]
+                drawn = batch.examples[t, i, step][used]
                 assert len(drawn) == len(set(drawn)) == min(size, len(own))
                 assert set(drawn) <= set(own)
-                assert set(batch.index[t, i, step]) <= (set(own) or {0})  # what counts nothing repeats own examples: batch norm sees no others
+                assert set(batch.examples[t, i, step]) <= (
+                    set(own) or {0}
+                )  # what counts nothing repeats own examples: batch norm sees no others
                 if len(own):
                     assert batch.share[t, i, step].sum() == pytest.approx(1 if mean else len(drawn))
 
@@ -34,7 +36,7 @@ def test_a_batch_holds_own_examples_each_once(sizes: list[int], size: int, steps
 def test_every_subset_is_as_likely() -> None:
     batches = Batches(0, "batches", [np.arange(5)], steps=1, size=2, mean=False)
     rounds = range(20_000)
-    drawn = batches.draw(rounds, np.zeros((len(rounds), 1), np.int64)).index[:, 0, 0]
+    drawn = batches.draw(rounds, np.zeros((len(rounds), 1), np.int64)).examples[:, 0, 0]
     counts = Counter(tuple(sorted(pair)) for pair in drawn.tolist())
     assert len(counts) == 10  # 5 choose 2
     assert all(abs(count - 2000) < 5 * np.sqrt(2000 * 0.9) for count in counts.values())
@@ -43,13 +45,16 @@ def test_every_subset_is_as_likely() -> None:
 def test_blocks_and_company_do_not_change_a_clients_batches() -> None:
     batches = Batches(3, "batches", [np.arange(50), 50 + np.arange(40), 90 + np.arange(30)], steps=2, size=8, mean=False)
     everyone = np.tile(np.arange(3), (6, 1))
-    together = batches.draw(range(6), everyone).index
-    apart = np.concatenate([batches.draw([t], everyone[:1]).index for t in range(6)])
+    together = batches.draw(range(6), everyone).examples
+    apart = np.concatenate([batches.draw([t], everyone[:1]).examples for t in range(6)])
     assert (together == apart).all()
-    some = batches.draw(range(6), everyone[:, [0, 2]]).index
+    some = batches.draw(range(6), everyone[:, [0, 2]]).examples
     assert (some == together[:, [0, 2]]).all()
     assert (together[0] != together[1]).any()
-    assert (batches.draw([1], everyone[:1]).index != Batches(4, "batches", [np.arange(50)] * 3, steps=2, size=8, mean=False).draw([1], everyone[:1]).index).any()
+    assert (
+        batches.draw([1], everyone[:1]).examples
+        != Batches(4, "batches", [np.arange(50)] * 3, steps=2, size=8, mean=False).draw([1], everyone[:1]).examples
+    ).any()
 
 
 def test_clients_of_a_round() -> None:

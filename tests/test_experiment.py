@@ -8,7 +8,7 @@ import pytest
 
 from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
 from fltrust.errors import InputError
-from fltrust.experiment import PAPER, Experiment, experiment, from_dict, from_toml
+from fltrust.experiment import PAPER, Experiment, from_dict, from_toml
 from fltrust.rules import RULES, FLTrust, Krum, TrimmedMean
 
 
@@ -24,47 +24,60 @@ from fltrust.rules import RULES, FLTrust, Krum, TrimmedMean
     ],
 )
 def test_table_i_of_the_paper(dataset: str, clients: int, malicious: int, rounds: int, batch: int, rate: float, model: str) -> None:
-    run = experiment(dataset)
+    run = Experiment.on(dataset)
     assert (run.num_clients, run.clients_per_round, run.malicious) == (clients, clients, malicious)
     assert (run.rounds, run.batch_size, run.local_lr * run.global_lr, run.model) == (rounds, batch, rate, model)
     assert (run.local_steps, run.root_size, run.loss, run.root_batch) == (1, 100, "sum", "whole")
-    assert experiment(dataset, "krum").rule == Krum(tolerate=malicious)
-    assert experiment(dataset, "trim-mean").rule == TrimmedMean(trim=malicious)
+    assert Experiment.on(dataset, "krum").rule == Krum(tolerate=malicious)
+    assert Experiment.on(dataset, "trim-mean").rule == TrimmedMean(trim=malicious)
 
 
 def test_ch_mnist_decays() -> None:
-    run = experiment("ch-mnist")
+    run = Experiment.on("ch-mnist")
     assert [run.lr_at(t) for t in (1, 1499, 1500, 1749, 1750)] == pytest.approx([3e-4, 3e-4, 2.7e-4, 2.7e-4, 2.43e-4])
 
 
 def test_warm_up_rises_to_the_rate() -> None:
-    run = experiment("cifar-10", global_lr=2.0, warmup=50)
+    run = Experiment.on("cifar-10", global_lr=2.0, warmup=50)
     assert [run.lr_at(t) for t in (1, 25, 50, 51)] == pytest.approx([0.04, 1.0, 2.0, 2.0])
 
 
 def test_the_fraction_of_malicious_clients_is_kept() -> None:
-    assert experiment("mnist-0.5", num_clients=50).malicious == 10
-    assert experiment("mnist-0.5", num_clients=50, malicious=3).malicious == 3
-    assert experiment("mnist-0.5", "krum", clients_per_round=30).rule == Krum(tolerate=6)
+    assert Experiment.on("mnist-0.5", num_clients=50).malicious == 10
+    assert Experiment.on("mnist-0.5", num_clients=50, malicious=3).malicious == 3
+    assert Experiment.on("mnist-0.5", "krum", clients_per_round=30).rule == Krum(tolerate=6)
 
 
 def every_experiment() -> list[Experiment]:
-    return [experiment(dataset, rule, attack) for dataset in PAPER for rule in RULES for attack in ATTACKS]
+    return [Experiment.on(dataset, rule, attack) for dataset in PAPER for rule in RULES for attack in ATTACKS]
 
 
 def test_from_and_to_a_dict_and_keys_differ() -> None:
     runs = every_experiment()
     assert all(from_dict(run.to_dict()) == run for run in runs)
     assert len({run.key for run in runs}) == len(runs) == len(set(runs))
-    run = experiment()
-    changed = {"seed": 1, "rounds": 1, "bias": 0.3, "malicious": 1, "loss": "mean", "root_bias": 0.5, "root_batch": "batch", "warmup": 1, "augment": True}
+    run = Experiment.on()
+    changed = {
+        "seed": 1,
+        "rounds": 1,
+        "bias": 0.3,
+        "malicious": 1,
+        "loss": "mean",
+        "root_bias": 0.5,
+        "root_batch": "batch",
+        "warmup": 1,
+        "augment": True,
+    }
     keys = {run.key} | {dataclasses.replace(run, **{name: value}).key for name, value in changed.items()}  # type: ignore[arg-type]
     assert len(keys) == 1 + len(changed)
 
 
 def test_toml(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('dataset = "har"\nrule = {name = "krum", tolerate = 4}\nattack = {name = "trim", knowledge = "partial"}\nrounds = 7\nlr_decay = [[3, 0.5]]\n')
+    file.write_text(
+        'dataset = "har"\nrule = {name = "krum", tolerate = 4}\nattack = {name = "trim", knowledge = "partial"}\nrounds = 7\n'
+        "lr_decay = [[3, 0.5]]\n"
+    )
     run = from_toml(file)
     assert run.rule == Krum(4)
     assert run.attack == TrimAttack(knowledge="partial")
@@ -72,9 +85,9 @@ def test_toml(tmp_path: Path) -> None:
 
 
 def test_values_instead_of_names() -> None:
-    run = experiment("mnist-0.5", FLTrust(), KrumAttack(knowledge="partial"))
+    run = Experiment.on("mnist-0.5", FLTrust(), KrumAttack(knowledge="partial"))
     assert from_dict(run.to_dict()) == run
-    scaling = experiment("mnist-0.5", attack={"name": "scaling", "factor": 10.0}).attack
+    scaling = Experiment.on("mnist-0.5", attack={"name": "scaling", "factor": 10.0}).attack
     assert isinstance(scaling, Scaling)
     assert scaling.factor == 10.0
     assert scaling.trigger.target == 0

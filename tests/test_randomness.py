@@ -6,7 +6,18 @@ import torch
 
 from fltrust.randomness import reseed, stream
 
-NAMES: list[tuple[str | int, ...]] = [(0,), (1,), (0, "a"), (0, "b"), (1, "a"), (0, "a", 1), (0, "a", 2), (0, "a", "1"), (0, "a", 1, 1), (0, "a1")]
+NAMES: list[tuple[str | int, ...]] = [
+    (0,),
+    (1,),
+    (0, "a"),
+    (0, "b"),
+    (1, "a"),
+    (0, "a", 1),
+    (0, "a", 2),
+    (0, "a", "1"),
+    (0, "a", 1, 1),
+    (0, "a1"),
+]
 
 
 def test_every_part_of_the_name_changes_the_draw() -> None:

@@ -12,13 +12,13 @@ import torch
 from conftest import small_task
 from torch import nn
 
-from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Scaling, TrimAttack, Trigger
+from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Scaling, Trigger, TrimAttack
 from fltrust.data import Task
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, experiment
+from fltrust.experiment import Experiment
 from fltrust.round import Draw, play_round
 from fltrust.rules import RULES, FedAvg, FLTrust, Krum, Median, TrimmedMean
-from fltrust.simulate import _draws, build_task, simulate
+from fltrust.simulation import _draws, build_task, simulate
 
 SMALL: dict[str, Any] = {"dataset": "small", "model": "own", "num_clients": 6, "clients_per_round": 6, "batch_size": 4, "root_size": 12}
 
@@ -55,8 +55,8 @@ def test_three_rounds_equal_the_one_file_example(one_file: ModuleType, malicious
     nn.utils.vector_to_parameters(task.model.initial_weights.clone(), model.parameters())
     records = simulate(run, task)
     for _, _, draw in _draws(run, task, 0):
-        clients = [[(task.images[draw.index[i, step]], task.labels[draw.index[i, step]]) for step in range(steps)] for i in range(6)]
-        root = [(task.images[draw.root_index[0, step]], task.labels[draw.root_index[0, step]]) for step in range(steps)]
+        clients = [[(task.images[draw.examples[i, step]], task.labels[draw.examples[i, step]]) for step in range(steps)] for i in range(6)]
+        root = [(task.images[draw.root_examples[0, step]], task.labels[draw.root_examples[0, step]]) for step in range(steps)]
         one_file.fltrust_round(model, clients, root, local_lr=0.1, global_lr=0.05, liars=malicious)
         weights = next(records).weights
         assert weights is not None
@@ -86,7 +86,9 @@ def test_every_rule_under_every_attack(rule: str, attack: str) -> None:
     assert (last.weight is None) == (rule in ("trim-mean", "median"))
 
 
-@pytest.mark.parametrize("changes", [{}, {"clients_per_round": 3}, {"local_steps": 3, "local_lr": 0.1}, {"root_batch": "batch"}, {"loss": "mean"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"clients_per_round": 3}, {"local_steps": 3, "local_lr": 0.1}, {"root_batch": "batch"}, {"loss": "mean"}]
+)
 def test_a_run_that_goes_on_equals_one_that_never_stopped(changes: dict[str, Any]) -> None:
     run = small_run(rounds=6, attack=TrimAttack(), malicious=2, **changes)
     task = small_task(malicious=2)
@@ -165,7 +167,7 @@ def test_a_task_of_another_size_is_refused(task: Task) -> None:
 
 
 def test_build_task_of_the_embedded_data() -> None:
-    run = experiment("mnist-5k", attack="label-flip")
+    run = Experiment.on("mnist-5k", attack="label-flip")
     task = build_task(run)
     assert task.images.shape[1:] == (1, 28, 28)
     assert task.model.d == 139_960
@@ -174,13 +176,13 @@ def test_build_task_of_the_embedded_data() -> None:
     assert len(task.clean) == 3_900
     assert len(task.clients) == 20
     assert not set(task.root) & set(task.clean)
-    other = build_task(experiment("mnist-5k", seed=1))
+    other = build_task(Experiment.on("mnist-5k", seed=1))
     assert not torch.equal(other.model.initial_weights, task.model.initial_weights)
     assert set(other.root) != set(task.root)
 
 
 def test_malicious_clients_come_first_and_from_all_groups() -> None:
-    run = experiment("mnist-5k", bias=1.0, malicious=10, attack=LabelFlip())
+    run = Experiment.on("mnist-5k", bias=1.0, malicious=10, attack=LabelFlip())
     task = build_task(run)
     own_classes = {int(task.labels[own].mode().values) for own in task.clients[:10]}
     assert len(own_classes) > 2

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fltrust.errors import InputError
-from fltrust.rules import Aggregate, check_like, direction_and_norm, measure, weighted_sum
+from fltrust.rules import Aggregate, check_like, direction_and_norm, trusted_sum
 
 
 class TrustAccumulator:
@@ -48,10 +48,8 @@ class TrustAccumulator:
         check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
         if len(updates) == 0:
             return updates.new_empty(0)
-        updates = updates.detach()
-        rows = measure(updates, self._direction)
-        trust = rows.cosine.relu()
-        self._sum += weighted_sum(updates, rows, trust)
+        total, trust = trusted_sum(updates.detach(), self._direction, torch.ones_like(self._root_norm))
+        self._sum += total
         self._trust.extend(trust.tolist())
         return trust.to(updates.dtype)
 

@@ -204,29 +204,35 @@ class KrumAttack(Attack):
         noise = 0.01 * known.uniform(m, 1) * _units(known.normal(m, d))
         noise[0].zero_()
         strengths = torch.full((_STRENGTHS,), 0.5, dtype=torch.float64, device=noise.device).cumprod(0) * 2  # 1, 1/2, 1/4 ...
-        if self.knowledge == "partial":
-            own = _finite(known.own)
-            sign = own.mean(0).sign()  # (d,)
-            still = torch.cat((noise, own))  # (2m, d)
-            distances = _sq_distances_at(strengths, sq_distances(still), still, sign, m)  # (strengths, 2m, 2m)
-            count = torch.arange(m, device=noise.device)
-            present = torch.cat((count <= count[:, None], _usable(known.own).expand(m, m)), 1)[:, None]  # (m, 1, 2m): for k = 1 ... m
-            distances = torch.where(present[..., None] & present[..., None, :], distances, torch.inf)  # (m, strengths, 2m, 2m)
-            scores = krum_scores(distances, _tolerable(m, 2 * m))
-        else:
-            n, updates = known.n, known.updates.roll(-m, 0)  # (n, d): honest, own
-            usable = _usable(updates)
-            rows = torch.cat((noise, _finite(updates)))  # (m+n, d): noise, honest, own
-            every = sq_distances(rows)
-            chosen = krum_scores(every[m:, m:], _tolerable(known.tolerate, n), usable).argmin()
-            sign = rows[m:].index_select(0, chosen[None])[0].sign()  # (d,)
-            distances = _sq_distances_at(strengths, every[:n, :n], rows[:n], sign, m)  # (strengths, n, n)
-            crafted = torch.ones(m, dtype=torch.bool, device=noise.device)
-            scores = krum_scores(distances, _tolerable(known.tolerate, n), torch.cat((crafted, usable[: n - m])))
+        seen = self._against_all if self.knowledge == "full" else self._against_own
+        sign, scores = seen(known, noise, strengths)
         works = (scores.argmin(-1) < m).flatten()
         order = torch.arange(len(works), device=noise.device)
         first = torch.where(works, order, len(works) - 1).min()
         return noise - strengths.index_select(0, first[None] % _STRENGTHS).to(noise.dtype) * sign
+
+    def _against_all(self, known: Knowledge, noise: Tensor, strengths: Tensor) -> tuple[Tensor, Tensor]:
+        """s (d,), and Krum's scores (strengths, n) of crafted and honest rows."""
+        m, n, tolerate = len(noise), known.n, _tolerable(known.tolerate, known.n)
+        updates = known.updates.roll(-m, 0)  # (n, d): honest, own
+        usable = _usable(updates)
+        rows = torch.cat((noise, _finite(updates)))  # (m+n, d): so that one Gram matrix serves before and after
+        still = sq_distances(rows)
+        chosen = krum_scores(still[m:, m:], tolerate, usable).argmin()
+        sign = rows[m:].index_select(0, chosen[None])[0].sign()  # (d,)
+        distances = _sq_distances_at(strengths, still[:n, :n], rows[:n], sign, m)  # (strengths, n, n)
+        return sign, krum_scores(distances, tolerate, torch.cat((usable.new_ones(m), usable[: n - m])))
+
+    def _against_own(self, known: Knowledge, noise: Tensor, strengths: Tensor) -> tuple[Tensor, Tensor]:
+        """s (d,), and Krum's scores (k, strengths, 2m) of k crafted and the own rows, for k = 1 ... m."""
+        m, own = len(noise), _finite(known.own)
+        sign = own.mean(0).sign()  # (d,)
+        rows = torch.cat((noise, own))  # (2m, d)
+        distances = _sq_distances_at(strengths, sq_distances(rows), rows, sign, m)  # (strengths, 2m, 2m)
+        count = torch.arange(m, device=noise.device)
+        present = torch.cat((count <= count[:, None], _usable(known.own).expand(m, m)), 1)[:, None]  # (k, 1, 2m)
+        absent_far = torch.where(present[..., None] & present[..., None, :], distances, torch.inf)  # (k, strengths, 2m, 2m)
+        return sign, krum_scores(absent_far, _tolerable(m, 2 * m))  # 2m rows less m: as many neighbours as m + k less k
 
 
 _STRENGTHS = 17  # 1 ... 2^-16, the last that is not below 1e-5
@@ -432,8 +438,8 @@ def _finite(updates: Tensor) -> Tensor:
 
 def _units(rows: Tensor, least: float = 0.0) -> Tensor:
     """The rows' directions (n, d); zeros where a row is not longer than `least`, or broken."""
-    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
-    return torch.where((norm > least) & torch.isfinite(norm), rows / norm, 0).to(rows.dtype)
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64).to(rows.dtype)
+    return torch.where((norm > least) & torch.isfinite(norm), rows / norm, 0)
 
 
 def _outside(rows: Tensor, frame: Tensor) -> Tensor:

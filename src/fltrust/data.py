@@ -123,7 +123,7 @@ def _as_float(images: NDArray[np.generic]) -> Tensor:
 class Batch(NamedTuple):
     """Which examples each client uses in each local step, and how much each counts in the loss."""
 
-    index: NDArray[np.int64]  # (..., steps, b)
+    examples: NDArray[np.int64]  # (..., steps, b)
     share: NDArray[np.float32]  # (..., steps, b): 0 where a client with fewer than b examples repeats itself
 
 
@@ -139,7 +139,7 @@ class Batches:
             row[: len(own)] = own
 
     def draw(self, rounds: Sequence[int], clients: NDArray[np.int64]) -> Batch:
-        """The batches of these rounds for the clients (rounds, n) taking part: index and share are (rounds, n, steps, b)."""
+        """The batches of these rounds for the clients (rounds, n) taking part: examples and share are (rounds, n, steps, b)."""
         chance = np.stack([stream(self.seed, self.name, t).random((len(self.owned), self.steps, self.size)) for t in rounds])
         chance = np.take_along_axis(chance, clients[:, :, None, None], axis=1)
         held = self.sizes[clients][:, :, None]  # (rounds, n, 1)

@@ -25,8 +25,8 @@ class Experiment:
 
     dataset: str = "mnist-0.5"
     model: str = "cnn"
-    rule: Rule = FLTrust()
-    attack: Attack = NoAttack()
+    rule: Rule = dataclasses.field(default_factory=FLTrust)
+    attack: Attack = dataclasses.field(default_factory=NoAttack)
     seed: int = 0
     bias: float | None = 0.5  # q: the share of a class that its own group of clients gets; None where the data has owners
     num_clients: int = 100  # n
@@ -64,6 +64,33 @@ class Experiment:
         _known("loss", self.loss, get_args(Loss))
         _known("root_batch", self.root_batch, get_args(RootBatch))
 
+    @staticmethod
+    def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
+        """The paper's experiment on a data set, with changes: `Experiment.on("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
+
+        A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters left out are the paper's:
+        Krum and the trimmed mean are told how many of a round's clients are malicious, the Scaling attack has the data set's trigger.
+        """
+        _known("dataset", dataset, PAPER)
+        for name in changes:
+            _known("field", name, _FIELDS)
+        settings = _checked_types({**PAPER[dataset], **changes})
+        _known("model", settings["model"], MODELS)
+        _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
+        family = settings.pop("family")
+        settings.setdefault("clients_per_round", settings["num_clients"])
+        if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
+            settings["malicious"] = round(settings["malicious"] / PAPER[dataset]["num_clients"] * settings["num_clients"])
+        expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
+        if "lr_decay" in settings:
+            try:
+                settings["lr_decay"] = tuple((int(since), float(factor)) for since, factor in settings["lr_decay"])
+            except (TypeError, ValueError) as problem:
+                raise InputError(f"lr_decay must be a list of [round, factor], not {settings['lr_decay']!r}") from problem
+        rule = _chosen("rule", rule, RULES, {Krum: {"tolerate": expected}, TrimmedMean: {"trim": expected}})
+        attack = _chosen("attack", attack, ATTACKS, {Scaling: {"trigger": TRIGGERS[family]}})
+        return Experiment(dataset=dataset, rule=rule, attack=attack, **settings)
+
     @property
     def needs_root(self) -> bool:
         return self.rule.needs_root or self.attack.needs_root
@@ -76,7 +103,7 @@ class Experiment:
     def to_dict(self) -> dict[str, Any]:
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain["rule"] = {"name": name_of(self.rule, RULES), **dataclasses.asdict(self.rule)}
-        plain["attack"] = {"name": name_of(self.attack, ATTACKS), **dataclasses.asdict(self.attack)}
+        plain["attack"] = {"name": name_of(self.attack, ATTACKS), **dataclasses.asdict(self.attack)}  # type: ignore[call-overload]  # attacks are dataclasses
         as_json: dict[str, Any] = json.loads(json.dumps(plain))
         return as_json
 
@@ -97,52 +124,46 @@ PAPER: dict[str, dict[str, Any]] = {
     "fashion-mnist": {**_IMAGES, "family": "fashion-mnist", "bias": 0.5, "rounds": 2500, "global_lr": 6e-3},
     "cifar-10": {**_IMAGES, "family": "cifar-10", "model": "resnet20", "bias": 0.5, "rounds": 1500, "batch_size": 64, "global_lr": 2e-4},
     "har": {
-        **{"family": "har", "model": "logistic", "bias": None, "num_clients": 30, "malicious": 6},
-        **{"rounds": 1000, "batch_size": 32, "global_lr": 3e-3},
+        "family": "har",
+        "model": "logistic",
+        "bias": None,
+        "num_clients": 30,
+        "malicious": 6,
+        "rounds": 1000,
+        "batch_size": 32,
+        "global_lr": 3e-3,
     },
     "ch-mnist": {
-        **{"family": "ch-mnist", "model": "resnet20", "bias": 0.5, "num_clients": 40, "malicious": 8},
-        **{"rounds": 2000, "batch_size": 32, "global_lr": 3e-4, "lr_decay": ((1500, 0.9), (1750, 0.9))},
+        "family": "ch-mnist",
+        "model": "resnet20",
+        "bias": 0.5,
+        "num_clients": 40,
+        "malicious": 8,
+        "rounds": 2000,
+        "batch_size": 32,
+        "global_lr": 3e-4,
+        "lr_decay": ((1500, 0.9), (1750, 0.9)),
     },
     # Not the paper's: the embedded data set, 4,000 images, so fewer clients and a larger step.
     "mnist-5k": {
-        **{"family": "mnist-5k", "model": "cnn", "bias": 0.5, "num_clients": 20, "malicious": 4},
-        **{"rounds": 100, "batch_size": 32, "global_lr": 3e-3, "evaluate_every": 10},
+        "family": "mnist-5k",
+        "model": "cnn",
+        "bias": 0.5,
+        "num_clients": 20,
+        "malicious": 4,
+        "rounds": 100,
+        "batch_size": 32,
+        "global_lr": 3e-3,
+        "evaluate_every": 10,
     },
 }
 
 
-def experiment(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> Experiment:
-    """The paper's experiment on a data set, with changes: `experiment("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
-
-    A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters left out are the paper's:
-    Krum and the trimmed mean are told the number of malicious clients among those of a round, the Scaling attack has the data set's trigger.
-    """
-    _known("dataset", dataset, PAPER)
-    fields = [field.name for field in dataclasses.fields(Experiment)]
-    for name in changes:
-        _known("field", name, fields)
-    settings = _checked_types({**PAPER[dataset], **changes})
-    _known("model", settings["model"], MODELS)
-    _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
-    family = settings.pop("family")
-    settings.setdefault("clients_per_round", settings["num_clients"])
-    if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
-        settings["malicious"] = round(settings["malicious"] / PAPER[dataset]["num_clients"] * settings["num_clients"])
-    expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
-    if "lr_decay" in settings:
-        try:
-            settings["lr_decay"] = tuple((int(since), float(factor)) for since, factor in settings["lr_decay"])
-        except (TypeError, ValueError) as problem:
-            raise InputError(f"lr_decay must be a list of [round, factor], not {settings['lr_decay']!r}") from problem
-    rule = _chosen("rule", rule, RULES, {Krum: {"tolerate": expected}, TrimmedMean: {"trim": expected}})
-    attack = _chosen("attack", attack, ATTACKS, {Scaling: {"trigger": TRIGGERS[family]}})
-    return Experiment(dataset=dataset, rule=rule, attack=attack, **settings)
-
-
 def from_dict(written: Mapping[str, Any]) -> Experiment:
     """An experiment from a TOML file or a results directory; an unknown field is refused by name."""
-    return experiment(**{_known("field", name, [field.name for field in dataclasses.fields(Experiment)]): written[name] for name in written})
+    for name in written:
+        _known("field", name, _FIELDS)
+    return Experiment.on(**written)
 
 
 def from_toml(path: Path) -> Experiment:
@@ -156,6 +177,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {problem.strerror}") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise InputError(f"{path} is not TOML: {problem}") from problem
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Experiment)]
 
 
 def name_of(value: Rule | Attack, registry: Mapping[str, type]) -> str:

@@ -20,7 +20,7 @@ from fltrust.models import Model, flatten
 def local_updates(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
     """(n, d): what each client's weights changed by in R steps of SGD from `weights` (d,).
 
-    images (n, R, b, ...), labels (n, R, b); share (n, R, b) is how much an example counts: a batch's loss is the sum of share * cross-entropy.
+    images (n, R, b, ...), labels (n, R, b); share (n, R, b): a batch's loss is the sum of share * cross-entropy.
     """
     if weights.device.type == "cpu":
         return _threads_over_clients(model, weights, images, labels, share, lr)
@@ -38,7 +38,7 @@ def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels:
     updates = torch.empty(len(images), model.d, dtype=weights.dtype)
 
     def train(clients: Sequence[int]) -> None:
-        module = copy.deepcopy(model.module).to(weights.dtype, memory_format=torch.channels_last)
+        module = copy.deepcopy(model.module).to(weights.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for i in clients:
             update = updates[i].zero_()
             for step in range(images.shape[1]):

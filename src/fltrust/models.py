@@ -18,7 +18,7 @@ from fltrust.errors import InputError
 
 
 class CNN(nn.Module):
-    """Table II of the paper: two convolutions of 3 x 3 (30, 50 channels) with pooling, a hidden layer of 100; 139,960 parameters for MNIST."""
+    """Table II of the paper: two 3 x 3 convolutions (30, 50 channels) with pooling, a hidden layer of 100; 139,960 parameters."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -38,6 +38,8 @@ class CNN(nn.Module):
 
 
 class LogisticRegression(nn.Module):
+    """One linear layer on the features: the paper's model for HAR."""
+
     def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         self.output = nn.Linear(math.prod(shape), num_classes)
@@ -125,7 +127,7 @@ class Model:
     def split(self, weights: Tensor) -> list[Tensor]:
         """The parameters as views of the vector."""
         sizes = [shape.numel() for shape in self.shapes]
-        return [part.view(shape) for part, shape in zip(weights.split(sizes), self.shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(torch.split(weights, sizes), self.shapes, strict=True)]
 
     def logits(self, weights: Tensor, images: Tensor) -> Tensor:
         """(k, classes) with the statistics of these images in batch norm, as in training."""

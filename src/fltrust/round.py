@@ -20,10 +20,10 @@ from fltrust.local import local_updates
 class Draw(NamedTuple):
     """What chance and the schedule decide about a round before it begins."""
 
-    index: Tensor  # (n, R, b): the examples of each client's batches
+    examples: Tensor  # (n, R, b): the examples of each client's batches
     share: Tensor  # (n, R, b): how much each counts in the loss
     shift: Tensor | None  # (n, R, b, 3): crop and flip of each example, where the experiment augments
-    root_index: Tensor  # (1, R, b0)
+    root_examples: Tensor  # (1, R, b0)
     root_share: Tensor  # (1, R, b0)
     sizes: Tensor  # (n,): how many examples each client says it has
     global_lr: Tensor  # (): the paper's alpha in this round
@@ -40,13 +40,13 @@ def play_round(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int,
     # Step I: the clients that were drawn receive the global weights (d,).
 
     # Step II: clients and server train from there, each on its own examples.
-    images, labels = task.images[draw.index], task.labels[draw.index]
+    images, labels = task.images[draw.examples], task.labels[draw.examples]
     if draw.shift is not None:
         images = crop_and_flip(images, draw.shift)
     sent = local_updates(task.model, weights, images, labels, draw.share, run.local_lr)  # (n, d)
     root_update = None
     if run.needs_root:
-        root_images, root_labels = task.images[draw.root_index], task.labels[draw.root_index]
+        root_images, root_labels = task.images[draw.root_examples], task.labels[draw.root_examples]
         root_update = local_updates(task.model, weights, root_images, root_labels, draw.root_share, run.local_lr)[0]  # (d,)
 
     # Malicious clients replace their updates, knowing what the threat model lets them know, and nothing else.

@@ -60,7 +60,7 @@ def _cpu_kernels() -> ModuleType | None:
 
 def _kernels(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
-    if updates.device.type == "cpu" and updates.dtype == torch.float32 and updates.is_contiguous():
+    if updates.device.type == "cpu" and updates.dtype == torch.float32 and updates.is_contiguous() and len(updates) < 1 << 15:
         return _cpu_kernels()
     return None
 
@@ -78,7 +78,7 @@ def _scaled(updates: Tensor, scale: Tensor) -> Tensor:
 
 def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:
     """The update's direction (d,), of norm 1, and its norm, both in float64; both zero if it is not usable."""
-    peak = update.abs().amax().double()
+    peak = torch.linalg.vector_norm(update, torch.inf).double()
     usable = torch.isfinite(peak) & (peak > 0)
     scale = torch.where(usable, peak, torch.inf)
     scaled = _scaled(update[None], scale[None])[0]
@@ -88,7 +88,6 @@ def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:
 
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
     """Which rows are usable, how long they are, and their cosine with a direction (d,) of norm 1: one read, sums in float64."""
-    n, d = updates.shape
     if kernels := _kernels(updates):
         along, squares = kernels.row_sums(updates, direction)
         usable = torch.isfinite(squares) & (squares > 0)
@@ -98,7 +97,7 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
         peak = torch.linalg.vector_norm(updates, torch.inf, dim=1).double()
         usable = torch.isfinite(peak) & (peak > 0)
         scale = torch.where(usable, peak, torch.inf)
-        along, squares = peak.new_zeros(n), peak.new_zeros(n)
+        along, squares = torch.zeros_like(peak), torch.zeros_like(peak)
         for columns in _column_blocks(updates):
             block = _scaled(updates[:, columns], scale)
             if direction is not None:
@@ -117,6 +116,23 @@ def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
     return torch.cat([factor @ _scaled(updates[:, columns], rows.scale) for columns in _column_blocks(updates)])
 
 
+def trusted_sum(
+    updates: Tensor, direction: Tensor, root_norm: Tensor, least_trust: float = 0.0, stretch: tuple[float, float] = (0.0, torch.inf)
+) -> tuple[Tensor, Tensor]:
+    """FLTrust's sum (d,) before it is divided by the sum of trust, and the trust (n,), both in float64.
+
+    The trust is the cosine with the root update's direction (d,), at least `least_trust`. Each row is brought to the norm of the root
+    update, but made longer or shorter by a factor within `stretch` only.
+    """
+    if kernels := _kernels(updates):
+        total, trust = kernels.trusted_sum(updates, direction, root_norm, least_trust, stretch)
+        return total, trust
+    rows = measure(updates, direction)
+    trust = rows.cosine.clamp(min=least_trust)
+    norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
+    return weighted_sum(updates, rows, trust * norm), trust
+
+
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     """Per coordinate, the mean (d,) of the usable values without the `trim` smallest and largest; of the middle one or two if None."""
     if kernels := _kernels(updates):
@@ -124,8 +140,8 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     n = len(updates)
     count = usable.sum()
     rank = torch.arange(n, device=updates.device)
-    middle = (rank >= (count - 1) // 2) & (rank <= count // 2) if trim is None else (rank >= trim) & (rank < count - trim)
-    kept = middle & (rank < count)  # (n,)
+    drop = ((count - 1) // 2).clamp(min=0) if trim is None else trim
+    kept = (rank >= drop) & (rank < count - drop)  # (n,)
     share = kept.double() / kept.sum().clamp(min=1)
     means = []
     for columns in _column_blocks(updates):
@@ -137,7 +153,7 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
 def _finish(update: Tensor, like: Tensor) -> Tensor:
     """Back from float64: whatever happened, a finite update."""
     largest = torch.finfo(like.dtype).max
-    return update.nan_to_num_(0, largest, -largest).clamp_(-largest, largest).to(like.dtype)
+    return update.to(like.dtype).nan_to_num_(0, largest, -largest)
 
 
 def norms(updates: Tensor) -> Tensor:
@@ -162,14 +178,13 @@ def trust_scores(updates: Tensor, root_update: Tensor) -> Tensor:
 def sq_distances(updates: Tensor) -> Tensor:
     """Squared distances (n, n) between rows, in float64, from one Gram matrix; infinite where not finite, 0 on the diagonal."""
     _check(updates)
-    gram = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
-    for columns in _column_blocks(updates):
-        block = updates[:, columns].double()
-        gram.addmm_(block, block.T)
-    return _sq_distances(gram)
-
-
-def _sq_distances(gram: Tensor) -> Tensor:
+    if kernels := _kernels(updates):
+        gram: Tensor = kernels.gram(updates)
+    else:
+        gram = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
+        for columns in _column_blocks(updates):
+            block = updates[:, columns].double()
+            gram.addmm_(block, block.T)
     squares = gram.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_(min=0)
     return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
@@ -249,7 +264,7 @@ class FedAvg(Rule):
         weight = rows.usable.double() if sizes is None else torch.where(rows.usable, sizes, 0).double()
         weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
         weight = weight / weight.amax().clamp(min=1)
-        share = _shares(weight, weight.sum())
+        share = weight / _divisor(weight.sum())
         return Aggregate(_finish(weighted_sum(updates, rows, share * rows.norm), updates), share.to(updates.dtype))
 
 
@@ -312,26 +327,20 @@ class FLTrust(Rule):
     """
 
     needs_root = True
-    server_trust: ClassVar[float] = 0.0  # of the root update as one more client
+    least_trust: ClassVar[float] = 0.0  # the ReLU
+    stretch: ClassVar[tuple[float, float]] = (0.0, torch.inf)  # least and largest factor that brings a row to the root update's norm
+    server_trust: ClassVar[float] = 0.0  # of the root update, as if the server were one more client
 
     def aggregate(self, updates: Tensor, root_update: Tensor | None, sizes: Tensor | None) -> Aggregate:
         assert root_update is not None  # __call__ has seen to it
         direction, root_norm = direction_and_norm(root_update)
-        rows = measure(updates, direction)
-        trust = self.trust(rows.cosine)
-        server_trust = self.server_trust * (root_norm > 0)
-        total = trust.sum() + server_trust
-        share = _shares(trust, total)
-        update = weighted_sum(updates, rows, share * self.norm(rows.norm, root_norm))
-        update += _shares(server_trust, total) * root_norm * direction
-        return Aggregate(_finish(update, updates), share.to(updates.dtype))
-
-    def trust(self, cosine: Tensor) -> Tensor:
-        return cosine.relu()
-
-    def norm(self, norm: Tensor, root_norm: Tensor) -> Tensor:
-        """The norm that each row is brought to."""
-        return root_norm
+        total, trust = trusted_sum(updates, direction, root_norm, self.least_trust, self.stretch)
+        total_trust = trust.sum()
+        if self.server_trust:
+            total += self.server_trust * root_norm * direction
+            total_trust += self.server_trust * (root_norm > 0)
+        divisor = _divisor(total_trust)
+        return Aggregate(_finish(total.div_(divisor), updates), (trust / divisor).to(updates.dtype))
 
 
 @dataclass(frozen=True)
@@ -357,29 +366,26 @@ class FLTrustWithServer(FLTrust):
 class FLTrustNoReLU(FLTrust):
     """FLTrust-NoReLU: the trust is the cosine itself, also where it is negative."""
 
-    def trust(self, cosine: Tensor) -> Tensor:
-        return cosine
+    least_trust = -1.0
 
 
 @dataclass(frozen=True)
 class FLTrustNoNorm(FLTrust):
     """FLTrust-NoNorm: the rows keep their lengths."""
 
-    def norm(self, norm: Tensor, root_norm: Tensor) -> Tensor:
-        return norm
+    stretch = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class FLTrustParNorm(FLTrust):
     """FLTrust-ParNorm: only the rows that are longer than the root update are shortened to its norm."""
 
-    def norm(self, norm: Tensor, root_norm: Tensor) -> Tensor:
-        return norm.minimum(root_norm)
+    stretch = (0.0, 1.0)
 
 
-def _shares(trust: Tensor, total: Tensor) -> Tensor:
-    """trust / total, or zero if nobody is trusted: never NaN, never a uniform mean."""
-    return torch.where(total != 0, trust / total, 0)
+def _divisor(total: Tensor) -> Tensor:
+    """What weights are divided by to get shares; infinite if they sum to zero: then no share at all, not NaN and not a uniform one."""
+    return torch.where(total != 0, total, torch.inf)
 
 
 RULES: dict[str, type[Rule]] = {

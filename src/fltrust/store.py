@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from torch import Tensor
 from fltrust.data import Task
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.simulate import Record
+from fltrust.simulation import Record
 from fltrust.version import __version__
 
 
@@ -57,7 +58,9 @@ class RunDirectory:
         if declared.exists():
             written = read_json(declared)
             if written.get("experiment") != self.run.to_dict():
-                raise InputError(f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): choose another --out")
+                raise InputError(
+                    f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): choose another --out"
+                )
             if written.get("files") != self.task.files:
                 raise InputError(f"{self.path} was begun with other data files: choose another --out")
         elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
@@ -83,12 +86,14 @@ class RunDirectory:
             after, weights = 0, None
         else:
             try:
-                with np.load(checkpoint, allow_pickle=False) as saved:
+                with checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                     after, weights = int(saved["round"]), torch.from_numpy(saved["weights"])
-            except (OSError, ValueError, KeyError) as problem:
+            except (OSError, ValueError, KeyError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as problem:
                 raise InputError(f"{checkpoint} is damaged ({problem}): move it away to begin again") from problem
             if weights.shape != (self.task.model.d,) or weights.dtype != torch.float32:
-                raise InputError(f"{checkpoint} is of another model: {tuple(weights.shape)} {weights.dtype}, expected ({self.task.model.d},)")
+                raise InputError(
+                    f"{checkpoint} is of another model: {tuple(weights.shape)} {weights.dtype}, expected ({self.task.model.d},)"
+                )
         records = self.path / "records.jsonl"
         if records.exists():
             kept = [line for line in _whole_lines(records) if json.loads(line)["round"] <= after]

@@ -116,9 +116,23 @@ def run(
     from fltrust.cli.run import run_one
 
     given = {
-        **{"dataset": dataset, "rule": rule, "attack": attack, "rounds": rounds, "seed": seed, "num_clients": clients},
-        **{"malicious": malicious, "clients_per_round": clients_per_round, "local_steps": local_steps, "batch_size": batch_size},
-        **{"local_lr": local_lr, "global_lr": global_lr, "bias": bias, "root_size": root_size, "root_bias": root_bias},
-        **{"root_batch": root_batch, "loss": loss, "evaluate_every": evaluate_every},
+        "dataset": dataset,
+        "rule": rule,
+        "attack": attack,
+        "rounds": rounds,
+        "seed": seed,
+        "num_clients": clients,
+        "malicious": malicious,
+        "clients_per_round": clients_per_round,
+        "local_steps": local_steps,
+        "batch_size": batch_size,
+        "local_lr": local_lr,
+        "global_lr": global_lr,
+        "bias": bias,
+        "root_size": root_size,
+        "root_bias": root_bias,
+        "root_batch": root_batch,
+        "loss": loss,
+        "evaluate_every": evaluate_every,
     }
     run_one(config, {name: value for name, value in given.items() if value is not None}, device=device, data_dir=data_dir, out=out)

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fltrust.cli.run import chosen_device, trust_of
-from fltrust.experiment import Experiment, experiment
-from fltrust.simulate import Record, build_task, simulate
+from fltrust.experiment import Experiment
+from fltrust.simulation import Record, build_task, simulate
 
 RULES = {"fedavg": "FedAvg, plain averaging", "fltrust": "FLTrust"}
 ATTACKS = {
@@ -28,13 +28,13 @@ NEXT = """Try next
 
 def show(*, device: str, seed: int) -> None:
     device = chosen_device(device)
-    runs = {(rule, attack): experiment("mnist-5k", rule, attack, seed=seed) for attack in ATTACKS for rule in RULES}
+    runs = {(rule, attack): Experiment.on("mnist-5k", rule, attack, seed=seed) for attack in ATTACKS for rule in RULES}
     first = next(iter(runs.values()))
     screen = Console()
     screen.print(
         f"[bold]{first.num_clients} clients[/bold] train the paper's network on 4,000 real handwritten digits, {first.rounds} rounds; "
         f"[bold]{first.malicious} of them are malicious[/bold].\n"
-        f"FLTrust's server holds {first.root_size} clean examples of its own and trusts a client as far as its update points the same way.\n",
+        f"FLTrust's server holds {first.root_size} clean examples; it trusts a client as far as its update points the same way.\n",
         highlight=False,
     )
     seen: dict[tuple[str, str], Record] = {}
@@ -57,9 +57,7 @@ def show(*, device: str, seed: int) -> None:
     screen.print(NEXT, highlight=False, markup=False)
 
 
-def _table(
-    runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], Record], rounds: dict[tuple[str, str], int]
-) -> Table:
+def _table(runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], Record], rounds: dict[tuple[str, str], int]) -> Table:
     table = Table(title="Wrong answers on 1,000 test digits after training", title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column("wrong", justify="right")
@@ -95,11 +93,11 @@ def _summary(seen: dict[tuple[str, str], Record]) -> str:
         record = seen["fltrust", attack]
         trust = trust_of(record)
         assert trust is not None
-        said = f"Under the {attack.capitalize()} attack FLTrust's mean trust in honest clients was {trust[0]:.2f}, in malicious ones {trust[1]:.2f}; "
+        said = f"{attack.capitalize()} attack: FLTrust's mean trust in honest clients is {trust[0]:.2f}, in malicious ones {trust[1]:.2f}; "
         plain = seen["fedavg", attack]
         if record.success is not None and plain.success is not None:
-            said += f"the backdoor worked on {record.success:.0%} of the test digits that carry it, under plain averaging on {plain.success:.0%}."
+            said += f"the backdoor works on {record.success:.0%} of the digits that carry it, under plain averaging on {plain.success:.0%}."
         else:
-            said += f"it was wrong on {record.test_error:.0%} of the test digits, plain averaging on {plain.test_error:.0%}."
+            said += f"it is wrong on {record.test_error:.0%} of the test digits, plain averaging on {plain.test_error:.0%}."
         lines.append(said)
     return "\n".join(lines)

@@ -27,7 +27,9 @@ def _datasets() -> list[tuple[str, str]]:
     rows = []
     for name, paper in PAPER.items():
         split = "by user" if paper["bias"] is None else f"q = {paper['bias']}"
-        rows.append((name, f"{paper['num_clients']} clients ({split}), {paper['model']}, {paper['rounds']} rounds of batch {paper['batch_size']}"))
+        rows.append(
+            (name, f"{paper['num_clients']} clients ({split}), {paper['model']}, {paper['rounds']} rounds of batch {paper['batch_size']}")
+        )
     return rows
 
 

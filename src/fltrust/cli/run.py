@@ -9,16 +9,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fltrust.errors import InputError
-from fltrust.experiment import Experiment, experiment, from_dict, name_of, read_toml
 from fltrust.attacks import ATTACKS
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, from_dict, name_of, read_toml
 from fltrust.rules import RULES
-from fltrust.simulate import Record, build_task, simulate
+from fltrust.simulation import Record, build_task, simulate
 from fltrust.store import RunDirectory, read_records
 
 
 def run_one(config: Path | None, given: dict[str, Any], *, device: str, data_dir: str | None, out: Path | None) -> None:
-    run = from_dict({**read_toml(config), **given}) if config else experiment(**given)
+    run = from_dict({**read_toml(config), **given}) if config else Experiment.on(**given)
     task = build_task(run, device=chosen_device(device), data_dir=data_dir)
     screen = Console(stderr=True)
     for warning in task.warnings:
@@ -64,7 +64,13 @@ def trust_of(record: Record) -> tuple[float, float] | None:
 @contextmanager
 def watched(records: Iterable[Record], run: Experiment, screen: Console, after: int = 0) -> Iterator[Iterator[Record]]:
     """The same records, with a progress bar on a terminal and silence in a pipe."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[news]}"),
+    )
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress:
         bar = progress.add_task(describe(run), total=run.rounds, completed=after, news="")
 

@@ -5,14 +5,14 @@ Import this file only where the tensors are on such a device: it needs Triton.
 All clients start a local step from the same weights, so one forward and one backward pass serve the examples of all of them;
 only the gradients of the weights are per client. What lies between the kernels is small and stays in the L2 cache:
 
-    pooled   (e, 13, 13, 32)  after the first pooling and ReLU; channel 30 is constant 1, so that a bias is one more weight
-    winner1  (e, 13, 13, 32)  which of the four values under a pooled one was the largest, 4 where ReLU let nothing through
-    hidden   (e, 1280)        after the second pooling and ReLU, in PyTorch's order (channel, y, x), 1250 and padding
+    pooled   (e, 13, 13, 32)  after the first pooling and ReLU; channel 30 is 1, so that a bias is one more weight
+    winner1  (e, 13, 13, 32)  which of the four windows under a pooled value had the largest, 4 where ReLU let nothing through
+    hidden   (e, 25, 64)      after the second pooling and ReLU
     winner2  (e, 25, 64)      as winner1
     d_fc1    (e, 128)         the loss by the input of the hidden layer's ReLU
-    d_hidden (e, 25, 64)      the loss by `hidden`, channels last
+    d_hidden (e, 25, 64)      the loss by `hidden`
 
-n clients, b examples each, e = n * b; channels and features are padded to powers of two, as the tensor cores want them.
+n clients, b examples each, e = n * b; channels come last and are padded to powers of two, as the tensor cores want them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -29,7 +29,7 @@ PRECISIONS = {  # how matrix products are done: their operands' type, and how fl
     "medium": (torch.bfloat16, "tf32"),
 }
 GROUP = 32  # examples whose gradients are summed by one program
-SPLITS = 8  # programs that share a group's gradient of the first layer
+SPLITS = 5  # programs that share a group's gradient of the first layer
 
 # Where each parameter begins in the vector of weights.
 CONV1_BIAS = tl.constexpr(270)
@@ -66,61 +66,63 @@ def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=weights.device)
 
-    conv2 = weights.new_zeros(9, 32, 64, dtype=dtype)
-    conv2[:, :30, :50] = weights[CONV2.value : CONV2_BIAS.value].view(50, 30, 9).permute(2, 1, 0)
-    fc1 = weights.new_zeros(128, 1280, dtype=dtype)
-    fc1[:100, :1250] = weights[FC1.value : FC1_BIAS.value].view(100, 1250)
+    kernels = weights.new_zeros(64, 32, 5, 5, dtype=dtype)  # the second layer's, with a border of zeros
+    kernels[:50, :30, 1:4, 1:4] = weights[CONV2.value : CONV2_BIAS.value].view(50, 30, 3, 3)
+    conv2 = kernels[:, :, 1:4, 1:4].permute(2, 3, 1, 0).contiguous()  # (3, 3, 32, 64)
+    # What a 2 x 2 block (y, x) of `pooled` gets back from window (1 - wy, 1 - wx) of the pooled position (-ny, -nx) away is
+    # the tap (y + wy + 2 * ny - 1, x + wx + 2 * nx - 1), zero where there is none.
+    back = kernels.as_strided((2, 2, 2, 2, 64, 2, 2, 32), (10, 2, 5, 1, 800, 5, 1, 25)).contiguous()  # (ny, nx, wy, wx, 64, y, x, 32)
+    fc1 = weights.new_zeros(128, 25, 64, dtype=dtype)
+    fc1[:100, :, :50] = weights[FC1.value : FC1_BIAS.value].view(100, 50, 25).transpose(1, 2)
 
     pooled, winner1 = empty(examples, 13, 13, 32), empty(examples, 13, 13, 32, dtype=torch.uint8)
-    _conv1[(triton.cdiv(examples * 169, 128),)](images, weights, pooled, winner1, examples * 169, product, 128)
-    hidden, winner2 = weights.new_zeros(examples, 1280, dtype=dtype), empty(examples, 25, 64, dtype=torch.uint8)
-    _conv2[(triton.cdiv(examples * 25, 128),)](pooled, conv2, weights, hidden, winner2, examples * 25, product, 128, num_warps=8)
+    _conv1[(triton.cdiv(examples * 169, 64),)](images, weights, pooled, winner1, examples * 169, product, 64)
+    hidden, winner2 = empty(examples, 25, 64), empty(examples, 25, 64, dtype=torch.uint8)
+    _conv2[(triton.cdiv(examples * 25, 64),)](pooled, conv2, weights, hidden, winner2, examples * 25, product, 64, num_stages=4)
 
     gradients = empty(n, D.value, dtype=torch.float32)
     d_fc1, d_hidden = empty(examples, 128), empty(examples, 25, 64)
     batch = max(16, triton.next_power_of_2(b))
     _head[(n,)](hidden, fc1, weights, labels, share, d_fc1, gradients, b, product, batch, 64)
-    _fc1_backward[(n, 20)](hidden, fc1, d_fc1, d_hidden, gradients, b, product, batch, 64)
+    _fc1_backward[(n, 25)](hidden, fc1, d_fc1, d_hidden, gradients, b, product, batch)
     _conv2_backward[(n, 3)](pooled, winner2, d_hidden, gradients, b, product, 32, num_stages=2)
-    sums = empty(n, SPLITS, 32, 16, dtype=torch.float32)
-    _conv1_backward[(n, SPLITS)](images, conv2, winner1, winner2, d_hidden, sums, b, SPLITS, product, 64)
-    conv1 = sums.sum(1)
-    gradients[:, : CONV1_BIAS.value].view(n, 30, 9).copy_(conv1[:, :30, :9])
-    gradients[:, CONV1_BIAS.value : CONV2.value] = conv1[:, :30, 9]
+    sums = empty(n, SPLITS, 2, 2, 32, 4, 4, dtype=torch.float32)  # (wy, wx, channel, y, x)
+    bias_sums = empty(n, SPLITS, 32, dtype=torch.float32)
+    _conv1_backward[(n, SPLITS)](images, back, winner1, winner2, d_hidden, sums, bias_sums, b, SPLITS, product, 64, num_warps=8)
+    sums = sums.sum(1)
+    conv1 = sum(sums[:, wy, wx, :30, wy : wy + 3, wx : wx + 3] for wy in (0, 1) for wx in (0, 1))
+    gradients[:, : CONV1_BIAS.value].view(n, 30, 3, 3).copy_(conv1)
+    torch.sum(bias_sums[:, :, :30], 1, out=gradients[:, CONV1_BIAS.value : CONV2.value])
     return gradients
 
 
 @triton.jit
-def _patch(images, example, y, x, window, valid):
-    """What the first convolution sees, (positions, 16): 9 pixels, a 1 for the bias, zeros; for one of the four windows under (y, x)."""
-    tap = tl.arange(0, 16)[None, :]
-    row, column = 2 * y + window // 2, 2 * x + window % 2
-    pixel = (example * 784 + row * 28 + column)[:, None] + tap // 3 * 28 + tap % 3
-    patch = tl.load(images + pixel, valid[:, None] & (tap < 9), 0.0)
-    return tl.where(tap == 9, 1.0, patch)
+def _pixels(images, example, y, x, valid):
+    """The 4 x 4 pixels under a value of `pooled`, (positions, 16)."""
+    pixel = tl.arange(0, 16)[None, :]
+    corner = example * 784 + 2 * y * 28 + 2 * x
+    return tl.load(images + corner[:, None] + pixel // 4 * 28 + pixel % 4, valid[:, None], 0.0)
 
 
 @triton.jit
 def _conv1(images, weights, pooled, winner1, positions, PRODUCT: tl.constexpr, BLOCK: tl.constexpr):
-    """Convolution 1 -> 30, max-pooling, ReLU."""
+    """Convolution 1 -> 30, max-pooling, ReLU; the four windows under a pooled value are four kernels over the same 4 x 4 pixels."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    example, y, x = position // 169, position // 13 % 13, position % 13
-    tap, channel = tl.arange(0, 16)[:, None], tl.arange(0, 32)[None, :]
-    weight = tl.load(weights + tl.where(tap < 9, channel * 9 + tap, CONV1_BIAS + channel), (tap < 10) & (channel < 30), 0.0)
-    weight = weight.to(pooled.dtype.element_ty)
+    valid = position < positions
+    pixels = _pixels(images, position // 169, position // 13 % 13, position % 13, valid).to(pooled.dtype.element_ty)
+    pixel, column, channel = tl.arange(0, 16)[:, None], tl.arange(0, 128)[None, :], tl.arange(0, 32)[None, :]
+    window, filter = column // 32, column % 32
+    dy, dx = pixel // 4 - window // 2, pixel % 4 - window % 2
+    is_tap = (dy >= 0) & (dy < 3) & (dx >= 0) & (dx < 3) & (filter < 30)
+    weight = tl.load(weights + filter * 9 + dy * 3 + dx, is_tap, 0.0).to(pooled.dtype.element_ty)
 
-    best = tl.full((BLOCK, 32), float("-inf"), tl.float32)
-    winner = tl.full((BLOCK, 32), OPEN, tl.int32)
-    for window in range(4):
-        patch = _patch(images, example, y, x, window, position < positions).to(pooled.dtype.element_ty)
-        value = tl.dot(patch, weight, input_precision=PRODUCT)
-        larger = (value > best) | (value != value)  # NaN must not get lost
-        best, winner = tl.where(larger, value, best), tl.where(larger, window, winner)
-
+    values = tl.reshape(tl.dot(pixels, weight, input_precision=PRODUCT), (BLOCK, 4, 32))
+    best, winner = tl.max(values, 1, return_indices=True)
+    best += tl.load(weights + CONV1_BIAS + channel, channel < 30, 0.0)
     closed = best <= 0
-    target, mask = position[:, None] * 32 + channel, (position < positions)[:, None]
-    tl.store(pooled + target, tl.where(channel == 30, 1.0, tl.where(closed, 0.0, best)), mask)
-    tl.store(winner1 + target, tl.where(closed, OPEN, winner).to(tl.uint8), mask)
+    target = position[:, None] * 32 + channel
+    tl.store(pooled + target, tl.where(channel == 30, 1.0, tl.where(closed, 0.0, best)), valid[:, None])
+    tl.store(winner1 + target, tl.where(closed, OPEN, winner).to(tl.uint8), valid[:, None])
 
 
 @triton.jit
@@ -145,9 +147,9 @@ def _conv2(pooled, conv2, weights, hidden, winner2, positions, PRODUCT: tl.const
         best, winner = tl.where(larger, value, best), tl.where(larger, window, winner)
 
     closed = best <= 0
-    feature = (example * 1280 + position % 25)[:, None] + channel[None, :] * 25
-    tl.store(hidden + feature, tl.where(closed, 0.0, best), mask & (channel < 50)[None, :])
-    tl.store(winner2 + position[:, None] * 64 + channel[None, :], tl.where(closed, OPEN, winner).to(tl.uint8), mask)
+    target = position[:, None] * 64 + channel[None, :]
+    tl.store(hidden + target, tl.where(closed, 0.0, best), mask)
+    tl.store(winner2 + target, tl.where(closed, OPEN, winner).to(tl.uint8), mask)
 
 
 @triton.jit
@@ -161,9 +163,9 @@ def _head(
     feature, unit, label = tl.arange(0, BLOCK), tl.arange(0, 128), tl.arange(0, 16)
 
     inner = tl.zeros((BATCH, 128), tl.float32) + tl.load(weights + FC1_BIAS + unit, unit < 100, 0.0)[None, :]
-    for start in range(0, 1280, BLOCK):
-        activation = tl.load(hidden + example[:, None] * 1280 + start + feature[None, :], valid[:, None], 0.0)
-        weight = tl.load(fc1 + unit[None, :] * 1280 + start + feature[:, None])
+    for start in range(0, 1600, BLOCK):
+        activation = tl.load(hidden + example[:, None] * 1600 + start + feature[None, :], valid[:, None], 0.0)
+        weight = tl.load(fc1 + unit[None, :] * 1600 + start + feature[:, None])
         inner = tl.dot(activation, weight, inner, input_precision=PRODUCT)
     closed = inner <= 0
     active = tl.where(closed, 0.0, inner).to(dtype)
@@ -187,21 +189,22 @@ def _head(
 
 
 @triton.jit
-def _fc1_backward(
-    hidden, fc1, d_fc1, d_hidden, gradients, B: tl.constexpr, PRODUCT: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The hidden layer's weights and its input, BLOCK of its 1250 features per program: nine tenths of all parameters."""
-    client, row = tl.program_id(0), tl.arange(0, BATCH)
+def _fc1_backward(hidden, fc1, d_fc1, d_hidden, gradients, B: tl.constexpr, PRODUCT: tl.constexpr, BATCH: tl.constexpr):
+    """The hidden layer's weights, nine tenths of all parameters, 50 of 1250 features per program; and its input, one position per program."""
+    client, row, part = tl.program_id(0), tl.arange(0, BATCH), tl.program_id(1)
     example, valid = client * B + row, (row < B)[:, None]
-    feature, unit = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, 128)
-    is_feature = (feature < 1250)[None, :]
+    unit, channel = tl.arange(0, 128), tl.arange(0, 64)
     error = tl.load(d_fc1 + example[:, None] * 128 + unit[None, :], valid, 0.0)
-    activation = tl.load(hidden + example[:, None] * 1280 + feature[None, :], valid, 0.0)
 
+    feature = part * 50 + channel  # in PyTorch's order: channel * 25 + position
+    is_feature = (channel < 50)[None, :]
+    activation = tl.load(hidden + example[:, None] * 1600 + (feature % 25 * 64 + feature // 25)[None, :], valid & is_feature, 0.0)
     gradient = gradients + client.to(tl.int64) * D + FC1 + unit[:, None] * 1250 + feature[None, :]
     tl.store(gradient, tl.dot(tl.trans(error), activation, input_precision=PRODUCT), (unit < 100)[:, None] & is_feature)
-    d_activation = tl.dot(error, tl.load(fc1 + unit[:, None] * 1280 + feature[None, :]), input_precision=PRODUCT)
-    tl.store(d_hidden + example[:, None] * 1600 + (feature % 25 * 64 + feature // 25)[None, :], d_activation, valid & is_feature)
+
+    place = part * 64 + channel[None, :]
+    weight = tl.load(fc1 + unit[:, None] * 1600 + place)
+    tl.store(d_hidden + example[:, None] * 1600 + place, tl.dot(error, weight, input_precision=PRODUCT), valid)
 
 
 @triton.jit
@@ -232,30 +235,38 @@ def _conv2_backward(pooled, winner2, d_hidden, gradients, B: tl.constexpr, PRODU
 
 @triton.jit
 def _conv1_backward(
-    images, conv2, winner1, winner2, d_hidden, sums, B: tl.constexpr, SPLITS: tl.constexpr, PRODUCT: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The loss by `pooled`, which never leaves the registers, and the first convolution's weights and bias from it."""
-    dtype = conv2.dtype.element_ty
+    images, back, winner1, winner2, d_hidden, sums, bias_sums,
+    B: tl.constexpr, SPLITS: tl.constexpr, PRODUCT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The loss by `pooled`, in blocks of 2 x 2 that never leave the registers, and from it the first convolution's weights and bias."""
+    dtype = back.dtype.element_ty
     client, split = tl.program_id(0), tl.program_id(1)
-    before, channel = tl.arange(0, 32), tl.arange(0, 64)
-    weight = conv2 + before[None, :] * 64 + channel[:, None]
-    total = tl.zeros((32, 16), tl.float32)
-    for start in range(0, B * 169, SPLITS * BLOCK):
-        item = start + split * BLOCK + tl.arange(0, BLOCK)
-        position, valid = client * B * 169 + item, item < B * 169
-        example, y, x = position // 169, position // 13 % 13, position % 13
-        d_pooled = tl.zeros((BLOCK, 32), tl.float32)
-        for tap in range(9):
-            row, column = y - tap // 3, x - tap % 3  # a position of the second convolution's output
-            inside = (valid & (row >= 0) & (row < 10) & (column >= 0) & (column < 10))[:, None]
-            source = (example * 25 + row // 2 * 5 + column // 2)[:, None] * 64 + channel[None, :]
-            won = tl.load(winner2 + source, inside, OPEN) == (row % 2 * 2 + column % 2)[:, None]
-            error = tl.where(won, tl.load(d_hidden + source, inside, 0.0), 0.0)
-            d_pooled = tl.dot(error, tl.load(weight + tap * 2048), d_pooled, input_precision=PRODUCT)
-        winner = tl.load(winner1 + position[:, None] * 32 + before[None, :], valid[:, None], OPEN)
-        for window in range(4):
-            won = tl.where(winner == window, d_pooled, 0.0).to(dtype)
-            patch = _patch(images, example, y, x, window, valid).to(dtype)
-            total = tl.dot(tl.trans(won), patch, total, input_precision=PRODUCT)
-    target = ((client * SPLITS + split) * 32 + before)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(sums + target, total)
+    channel, column, before = tl.arange(0, 64), tl.arange(0, 128), tl.arange(0, 32)
+    total, bias_total = tl.zeros((128, 16), tl.float32), tl.zeros((32,), tl.float32)
+    for start in range(0, B * 49, SPLITS * BLOCK):
+        item = start + split * BLOCK + tl.arange(0, BLOCK)  # a block: 7 x 7 per example
+        example, y, x = client * B + item // 49, item // 7 % 7, item % 7
+        blocks = tl.zeros((BLOCK, 128), tl.float32)
+        for neighbour in tl.static_range(4):
+            row, column_ = y - neighbour // 2, x - neighbour % 2
+            inside = ((item < B * 49) & (row >= 0) & (row < 5) & (column_ >= 0) & (column_ < 5))[:, None]
+            source = (example * 25 + row * 5 + column_)[:, None] * 64 + channel[None, :]
+            winner = tl.load(winner2 + source, inside, OPEN)
+            error = tl.load(d_hidden + source, inside, 0.0)
+            for window in tl.static_range(4):
+                weight = tl.load(back + ((neighbour * 4 + 3 - window) * 64 + channel[:, None]) * 128 + column[None, :])
+                blocks = tl.dot(tl.where(winner == window, error, 0.0), weight, blocks, input_precision=PRODUCT)
+
+        d_pooled = tl.reshape(blocks, (BLOCK * 4, 32))  # a row per value of `pooled`
+        item = start + split * BLOCK + tl.arange(0, BLOCK * 4) // 4
+        inner = tl.arange(0, BLOCK * 4) % 4
+        example, y, x = client * B + item // 49, item // 7 % 7 * 2 + inner // 2, item % 7 * 2 + inner % 2
+        valid = (item < B * 49) & (y < 13) & (x < 13)
+        winner = tl.load(winner1 + (example * 169 + y * 13 + x)[:, None] * 32 + before[None, :], valid[:, None], OPEN)
+        bias_total += tl.sum(tl.where(winner < OPEN, d_pooled, 0.0), 0)
+        won = tl.where(winner[:, None, :] == tl.arange(0, 4)[None, :, None], d_pooled[:, None, :], 0.0).to(dtype)
+        pixels = _pixels(images, example, y, x, valid).to(dtype)
+        total = tl.dot(tl.trans(tl.reshape(won, (BLOCK * 4, 128))), pixels, total, input_precision=PRODUCT)
+    part = client * SPLITS + split
+    tl.store(sums + (part * 128 + column)[:, None] * 16 + tl.arange(0, 16)[None, :], total)
+    tl.store(bias_sums + part * 32 + before, bias_total)

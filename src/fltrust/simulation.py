@@ -43,6 +43,7 @@ class Record:
 
 def build_task(run: Experiment, *, device: str = "cpu", data_dir: str | None = None) -> Task:
     """Loads the data, sets the root set aside, splits the rest over the clients, and poisons the malicious clients' share."""
+    run.rule(torch.ones(run.clients_per_round, 1), torch.ones(1))  # a rule that cannot work with so many clients says so before any work
     examples = datasets.load(PAPER[run.dataset]["family"], data_dir)
     held = partition(
         examples.train_labels,
@@ -108,9 +109,10 @@ def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray,
 
 def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.ndarray, Draw]]:
     """What chance decides about each round, drawn ahead in blocks that are copied to the device at once."""
-    common = {"steps": run.local_steps, "mean": run.loss == "mean"}
-    batches = Batches(run.seed, "batches", task.clients, size=run.batch_size, **common)
-    root = Batches(run.seed, "root batches", [task.root], size=len(task.root) if run.root_batch == "whole" else run.batch_size, **common)
+    steps, mean = run.local_steps, run.loss == "mean"
+    root_size = len(task.root) if run.root_batch == "whole" else run.batch_size
+    batches = Batches(run.seed, "batches", task.clients, steps=steps, size=run.batch_size, mean=mean)
+    root = Batches(run.seed, "root batches", [task.root], steps=steps, size=root_size, mean=mean)
     block = max(1, DRAWN_AHEAD // (run.num_clients * run.local_steps * batches.size))
 
     def on_device(array: np.ndarray) -> Tensor:
@@ -123,18 +125,18 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
         root_batch = root.draw(rounds, np.zeros((len(rounds), 1), np.int64))
         shifts = None
         if run.augment:
-            shifts = on_device(draw_shifts(run.seed, rounds, (run.num_clients, *batch.index.shape[2:]), clients))
+            shifts = on_device(draw_shifts(run.seed, rounds, (run.num_clients, *batch.examples.shape[2:]), clients))
         whole_block = (
-            on_device(batch.index),
+            on_device(batch.examples),
             on_device(batch.share),
-            on_device(root_batch.index),
+            on_device(root_batch.examples),
             on_device(root_batch.share),
             on_device(task.sizes[clients].astype(np.float32)),
             on_device(np.array([run.lr_at(t) for t in rounds], np.float32)),
         )
         for i, t in enumerate(rounds):
-            index, share, root_index, root_share, sizes, lr = (part[i] for part in whole_block)
-            yield t, clients[i], Draw(index, share, None if shifts is None else shifts[i], root_index, root_share, sizes, lr)
+            examples, share, root_examples, root_share, sizes, lr = (part[i] for part in whole_block)
+            yield t, clients[i], Draw(examples, share, None if shifts is None else shifts[i], root_examples, root_share, sizes, lr)
 
 
 Play = Callable[[Draw, int, int], Outcome]
@@ -157,8 +159,8 @@ def _graphed(run: Experiment, task: Task, weights: Tensor) -> Play:
     captured: dict[int, tuple[torch.cuda.CUDAGraph, Draw, Outcome]] = {}
 
     def capture(draw: Draw, m: int) -> tuple[torch.cuda.CUDAGraph, Draw, Outcome]:
-        inputs = Draw(*(None if part is None else part.clone() for part in draw))
-        side = torch.cuda.Stream()
+        inputs = Draw._make(None if part is None else part.clone() for part in draw)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries choose and load their kernels before the capture
             for _ in range(2):
@@ -176,7 +178,7 @@ def _graphed(run: Experiment, task: Task, weights: Tensor) -> Play:
             captured[m] = capture(draw, m)
         graph, inputs, outcome = captured[m]
         for target, part in zip(inputs, draw, strict=True):
-            if target is not None:
+            if target is not None and part is not None:
                 target.copy_(part)
         reseed(noise, run.seed, "attack", t)
         graph.replay()

@@ -1,0 +1,262 @@
+"""The program as a user runs it: in its own process."""
+
+import gzip
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fltrust.version import __version__
+
+PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
+SHORT = ["run", "--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1", "--batch-size", "4", "--device", "cpu"]
+
+
+def fltrust(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200", **environment}
+    )
+
+
+def test_version(tmp_path: Path) -> None:
+    assert fltrust("--version", cwd=tmp_path).stdout == f"fltrust {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["run"], ["list"], ["data"], ["data", "fetch"], ["data", "check"], ["data", "list"]])
+def test_help_has_examples_and_imports_nothing_heavy(tmp_path: Path, command: list[str]) -> None:
+    script = "import sys; from fltrust.cli import app\ntry: app()\nfinally: print('heavy:', {'torch', 'numpy', 'numba'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script, *command, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "heavy: set()" in done.stdout
+    if command not in ([], ["data"]):
+        assert "Example" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("rules", "fedavg krum trim-mean median fltrust fltrust-server fltrust-withserver fltrust-norelu fltrust-nonorm fltrust-parnorm"),
+        ("attacks", "none label-flip krum trim scaling adaptive optimal-adaptive"),
+        ("datasets", "mnist-0.1 mnist-0.5 fashion-mnist cifar-10 har ch-mnist mnist-5k"),
+        ("models", "cnn logistic resnet20"),
+    ],
+)
+def test_list(tmp_path: Path, what: str, names: str) -> None:
+    rows = [line.split(maxsplit=1) for line in fltrust("list", what, cwd=tmp_path).stdout.splitlines()[1:]]
+    assert [row[0] for row in rows if len(row) == 2] == names.split()
+
+
+def test_run_writes_a_directory_and_one_line(tmp_path: Path) -> None:
+    done = fltrust(*SHORT, "--rule", "median", "--attack", "scaling", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == ""  # quiet in a pipe
+    assert re.fullmatch(
+        r"mnist-5k, median, attack scaling, seed 0: test error 0\.\d{3}, backdoor success \d\.\d{3} after 2 rounds; runs/\w{16}\n",
+        done.stdout,
+    )
+    (path,) = (tmp_path / "runs").iterdir()
+    declared = json.loads((path / "experiment.json").read_text())
+    assert declared["key"] == path.name
+    assert all(sha256.isalnum() for sha256 in declared["files"].values())
+    assert [json.loads(line)["round"] for line in (path / "records.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    first = fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
+    written = (tmp_path / "mine" / "records.jsonl").read_bytes()
+    again = fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
+    assert again.stdout == first.stdout
+    assert (tmp_path / "mine" / "records.jsonl").read_bytes() == written
+
+
+def test_toml_and_options_over_it(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'dataset = "mnist-5k"\nrule = "krum"\nrounds = 9\nbatch_size = 4\nattack = {name = "trim", knowledge = "partial"}\n'
+    )
+    done = fltrust("run", "run.toml", "--rounds", "1", "--device", "cpu", "--out", "mine", cwd=tmp_path)
+    assert "mnist-5k, krum, attack trim, seed 0" in done.stdout
+    assert "after 1 rounds" in done.stdout
+    experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]
+    assert experiment["attack"] == {"name": "trim", "knowledge": "partial"}
+    assert experiment["rule"] == {"name": "krum", "tolerate": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["run", "--rule", "medain"], "unknown rule 'medain': did you mean 'median'?"),
+        (["run", "--attack", "trin"], "unknown attack 'trin': did you mean 'trim'?"),
+        (["run", "--dataset", "minst-0.5"], "unknown dataset 'minst-0.5': did you mean 'mnist-0.5'?"),
+        (["run", "--malicious", "101"], "malicious must be 0 to 100 (num_clients), not 101"),
+        (["run", "--bias", "0"], "bias (the paper's q) must be above 0 and at most 1, not 0"),
+        (["run", "--dataset", "mnist-5k", "--root-size", "5000"], "a root set of 5,000 examples out of 4,000"),
+        (
+            ["run", "--dataset", "mnist-5k", "--rule", "trim-mean", "--malicious", "10"],
+            "a trimmed mean cannot trim 10 from each side of 20",
+        ),
+        (["run", "--dataset", "mnist-5k", "--rule", "krum", "--malicious", "18"], "Krum cannot tolerate 18 of 20"),
+        (["run", "--dataset", "mnist-5k", "--clients", "5"], "5 clients for 10 classes"),
+        (["run", "--dataset", "mnist-0.5", "--data-dir", "nowhere"], "fltrust data fetch mnist --data-dir nowhere"),
+        (["run", "none.toml"], "none.toml: No such file or directory"),
+        (["run", "wrong.toml"], "unknown field 'rouds': did you mean 'rounds'?"),
+        (["run", "--device", "tpu"], "unknown device 'tpu'"),
+        (["run", "--dataset", "mnist-5k", "--out", "full"], "full is not empty and holds no run"),
+        (["run", "--dataset", "mnist-5k", "--out", "wrong.toml"], "wrong.toml"),
+        (["data", "fetch", "minst"], "did you mean mnist?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
+    (tmp_path / "wrong.toml").write_text("rouds = 3")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    done = fltrust(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert done.stderr.startswith("fltrust: ")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["rum"], ["list", "rule"], ["run", "--rounds", "many"], ["run", "--roundz", "3"]])
+def test_a_misspelt_command_or_option(tmp_path: Path, arguments: list[str]) -> None:
+    done = fltrust(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_another_experiment_in_the_directory(tmp_path: Path) -> None:
+    fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
+    done = fltrust(*SHORT, "--seed", "1", "--out", "mine", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "mine holds another experiment" in done.stderr
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
+    (tmp_path / "mine" / "checkpoint.npz").unlink()
+    (tmp_path / "mine" / "checkpoint.npz.part").symlink_to("/dev/full")
+    done = fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fltrust: ")
+    assert "No space left on device; what was written before stays readable" in done.stderr
+    assert [json.loads(line)["round"] for line in (tmp_path / "mine" / "records.jsonl").read_text().splitlines()] == [1]
+
+
+def on_a_terminal(arguments: list[str], cwd: Path) -> str:
+    """What a person sees: the program on a pseudo-terminal."""
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "50"}
+    process = subprocess.Popen([*PROGRAM, *arguments], cwd=cwd, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    seen = b""
+    while process.poll() is None or select.select([parent], [], [], 0)[0]:
+        if select.select([parent], [], [], 0.1)[0]:
+            try:
+                seen += os.read(parent, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(parent)
+    assert process.wait() == 0
+    return seen.decode()
+
+
+def test_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
+    seen = on_a_terminal([*SHORT, "--rule", "fltrust", "--attack", "trim"], tmp_path)
+    assert "2/2" in seen
+    assert re.search(r"test error 0\.\d{3}, trust honest 0\.\d\d malicious 0\.\d\d", seen)
+
+
+def test_kill_minus_nine_and_go_on(tmp_path: Path) -> None:
+    command = [*SHORT, "--attack", "trim"]
+    command[command.index("--rounds") + 1] = "12"
+    whole = fltrust(*command, "--out", "whole", cwd=tmp_path)
+    process = subprocess.Popen([*PROGRAM, *command, "--out", "broken"], cwd=tmp_path)
+    records = tmp_path / "broken" / "records.jsonl"
+    while not records.exists() or len(records.read_bytes().splitlines()) < 3:
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = fltrust(*command, "--out", "broken", cwd=tmp_path)
+    assert "going on after round" in done.stderr
+    assert done.stdout == whole.stdout.replace("whole", "broken")
+    assert records.read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
+
+
+BLOCKED = """
+import importlib.metadata, importlib.util, re, sys
+
+def closure(names):
+    found = set()
+    while names:
+        name = re.split(r"[^A-Za-z0-9._-]", names.pop())[0].lower().replace("_", "-")
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            required = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        names += [line for line in required if "extra ==" not in line]
+    return found
+
+allowed = closure(["torch", "numpy", "typer", "rich"])
+packages = importlib.metadata.packages_distributions()
+blocked = {top for top, owners in packages.items() if not {owner.lower().replace("_", "-") for owner in owners} & (allowed | {"fltrust"})}
+
+class Wall:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+assert {"numba", "pooch", "mlxtend", "scipy", "safetensors"} & blocked
+sys.meta_path.insert(0, Wall())
+from fltrust.cli import main
+main()
+"""
+
+
+def make_mnist(folder: Path, train: int = 600, test: int = 100) -> None:
+    """Files in MNIST's layout, of random images."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for split, count in (("train", train), ("t10k", test)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        (folder / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes()))
+        (folder / f"{split}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(struct.pack(">II", 2049, count) + labels.tobytes()))
+
+
+@pytest.mark.parametrize("rule", ["fltrust", "krum", "median"])
+def test_run_needs_only_torch_numpy_typer_and_rich(tmp_path: Path, rule: str) -> None:
+    make_mnist(tmp_path / "data" / "mnist")
+    run = [
+        "run",
+        "--dataset",
+        "mnist-0.5",
+        "--rule",
+        rule,
+        "--attack",
+        "adaptive",
+        "--rounds",
+        "1",
+        "--batch-size",
+        "2",
+        "--root-size",
+        "20",
+    ]
+    command = [sys.executable, "-c", BLOCKED, *run, "--device", "cpu", "--data-dir", "data"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "not a known original" in done.stderr  # these are not MNIST's files, and the user is told
+    assert "after 1 rounds" in done.stdout
