@@ -16,7 +16,7 @@ from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Sca
 from fltrust.data import Task
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.round import Draw, play_round
+from fltrust.round import Draw, in_chunks, play_round
 from fltrust.rules import RULES, FedAvg, FLTrust, Krum, Median, TrimmedMean
 from fltrust.simulation import _draws, build_task, simulate
 
@@ -101,6 +101,30 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(changes: dict[str, Any
             assert record.weights is not None
             assert torch.equal(expected.weights, record.weights)
             assert (expected.test_error, expected.cosine, expected.clients) == (record.test_error, record.cosine, record.clients)
+
+
+@pytest.mark.parametrize("malicious", [0, 1, 4])
+@pytest.mark.parametrize("at_once", [1, 2, 4, 100])
+def test_a_round_in_chunks_is_the_same_round(monkeypatch: pytest.MonkeyPatch, at_once: int, malicious: int) -> None:
+    attack = Scaling(trigger=Trigger(((0,),), 3.0, 1))
+    run, task = small_run(attack=attack, malicious=malicious), small_task(malicious=malicious, attack=attack)
+    whole = list(simulate(run, task))[-1]
+    monkeypatch.setattr("fltrust.round.MANY", 3)
+    monkeypatch.setattr("fltrust.round.AT_ONCE", at_once)
+    chunked = list(simulate(run, task))[-1]
+    assert chunked.norm is None  # the (n, d) tensor was not there to be measured
+    assert whole.weights is not None
+    assert chunked.weights is not None
+    torch.testing.assert_close(chunked.weights, whole.weights, rtol=1e-5, atol=1e-6)
+    assert chunked.weight == pytest.approx(whole.weight, abs=1e-6)
+
+
+def test_only_fltrust_and_clients_that_act_alone_go_in_chunks() -> None:
+    many = {"num_clients": 2000, "clients_per_round": 2000}
+    assert in_chunks(small_run(**many), 2000)
+    assert not in_chunks(small_run(), 6)
+    assert not in_chunks(small_run(rule=Median(), **many), 2000)
+    assert not in_chunks(small_run(attack=TrimAttack(), **many), 2000)
 
 
 def test_evaluating_more_often_changes_nothing() -> None:

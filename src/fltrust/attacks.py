@@ -108,6 +108,7 @@ class Attack:
 
     knowledge: Level = "partial"
     needs_root: bool = False
+    alone: bool = False  # whether each malicious client crafts its update from its own alone
     trigger: Trigger | None = None
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -123,10 +124,14 @@ class Attack:
 class NoAttack(Attack):
     """Malicious clients that do nothing wrong."""
 
+    alone = True
+
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
     """Label l becomes M - 1 - l on the malicious clients' examples, M the number of classes."""
+
+    alone = True
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         return images, num_classes - 1 - labels
@@ -142,6 +147,8 @@ class Scaling(Attack):
 
     trigger: Trigger
     factor: float | None = None
+
+    alone = True
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         target = torch.full_like(labels, self.trigger.target)

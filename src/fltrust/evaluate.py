@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fltrust import threads
 from fltrust.attacks import Trigger
 from fltrust.data import Task
 
@@ -16,7 +17,8 @@ class Measured(NamedTuple):
 
 
 TRAIN_EXAMPLES = 10_000  # enough for an error to within half a percent; all 60,000 would cost more than the rounds between
-CHUNK = 250  # images at a time: their activations stay near the processor
+CPU_CHUNK = 50  # images at a time: few, so that their activations stay in the cache
+GPU_CHUNK = 5_000  # many, so that all of it is busy
 
 
 @torch.no_grad()
@@ -24,8 +26,14 @@ def measure(task: Task, weights: Tensor, trigger: Trigger | None = None) -> Meas
     root = torch.from_numpy(task.root).to(task.device)
     predict = task.model.frozen(weights, task.images[root])
 
+    def predicted(chunk: Tensor) -> Tensor:
+        with torch.no_grad():  # a thread's own setting
+            return predict(chunk).argmax(1)
+
     def labels_of(images: Tensor) -> Tensor:
-        return torch.cat([predict(chunk).argmax(1) for chunk in torch.split(images, CHUNK)])
+        if images.is_cuda:
+            return torch.cat([predicted(chunk) for chunk in torch.split(images, GPU_CHUNK)])
+        return torch.cat(threads.each(predicted, torch.split(images, CPU_CHUNK)))
 
     clean = torch.from_numpy(task.clean[:: -(-len(task.clean) // TRAIN_EXAMPLES)]).to(task.device)
     train_error = (labels_of(task.images[clean]) != task.labels[clean]).float().mean()

@@ -4,16 +4,14 @@ n clients (the root set is the case n = 1), R local steps, b examples per batch,
 """
 
 import copy
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
+from fltrust import threads
 from fltrust.models import Model, flatten
 
 
@@ -31,9 +29,6 @@ def _loss(logits: Tensor, labels: Tensor, share: Tensor) -> Tensor:
     return (cross_entropy(logits, labels, reduction="none") * share).sum()
 
 
-# On the CPU, one thread per core with a client each beats all cores inside each operator.
-
-
 def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
     updates = torch.empty(len(images), model.d, dtype=weights.dtype)
 
@@ -47,8 +42,8 @@ def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels:
                         parameter.copy_(part)
                 update.sub_(_gradient(module, images[i, step], labels[i, step], share[i, step]), alpha=lr)
 
-    workers = min(_cores(), len(images))
-    list(_pool().map(train, [range(first, len(images), workers) for first in range(workers)]))
+    workers = min(threads.cores(), len(images))
+    threads.each(train, [range(first, len(images), workers) for first in range(workers)])
     return updates
 
 
@@ -56,16 +51,6 @@ def _gradient(module: nn.Module, images: Tensor, labels: Tensor, share: Tensor) 
     if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
     return flatten(torch.autograd.grad(_loss(module(images), labels, share), list(module.parameters())))
-
-
-@cache
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_cores(), initializer=lambda: torch.set_num_threads(1))
 
 
 # On the GPU, all clients are one batched computation with fixed shapes, so that a round can be captured as a graph.

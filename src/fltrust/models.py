@@ -142,7 +142,11 @@ class Model:
             parameter.copy_(part)
         if list(module.buffers()):
             module.train()(root_images)
-        return module.eval()
+        module.eval()
+        if weights.is_cuda or root_images.dim() != 4:
+            return module
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return lambda images: module(images.contiguous(memory_format=torch.channels_last))
 
 
 def flatten(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:

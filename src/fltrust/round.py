@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fltrust.accumulate import TrustAccumulator
 from fltrust.attacks import Knowledge
 from fltrust.data import Task, crop_and_flip
 from fltrust.experiment import Experiment
 from fltrust.local import local_updates
+from fltrust.rules import FLTrust
 
 
 class Draw(NamedTuple):
@@ -31,23 +33,17 @@ class Draw(NamedTuple):
 
 class Outcome(NamedTuple):
     weights: Tensor  # (d,): the next global model
-    sent: Tensor  # (n, d): what the server received
-    root_update: Tensor | None  # (d,)
     weight: Tensor | None  # (n,): how much of the global update is each client's
+    sent: Tensor | None  # (n, d): what the server received; None where it was not kept
+    root_update: Tensor | None  # (d,): None where nobody asked for it
 
 
 def play_round(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int, noise: torch.Generator) -> Outcome:
     # Step I: the clients that were drawn receive the global weights (d,).
 
     # Step II: clients and server train from there, each on its own examples.
-    images, labels = task.images[draw.examples], task.labels[draw.examples]
-    if draw.shift is not None:
-        images = crop_and_flip(images, draw.shift)
-    sent = local_updates(task.model, weights, images, labels, draw.share, run.local_lr)  # (n, d)
-    root_update = None
-    if run.needs_root:
-        root_images, root_labels = task.images[draw.root_examples], task.labels[draw.root_examples]
-        root_update = local_updates(task.model, weights, root_images, root_labels, draw.root_share, run.local_lr)[0]  # (d,)
+    sent = client_updates(run, task, weights, draw)  # (n, d)
+    root_update = server_update(run, task, weights, draw) if run.needs_root else None  # (d,)
 
     # Malicious clients replace their updates, knowing what the threat model lets them know, and nothing else.
     if m:
@@ -66,4 +62,40 @@ def play_round(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int,
 
     # Step III: the server aggregates what was sent and moves the global model.
     update, weight = run.rule(sent, root_update, draw.sizes)
-    return Outcome(weights + draw.global_lr * update, sent, root_update, weight)
+    return Outcome(weights + draw.global_lr * update, weight, sent, root_update)
+
+
+def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
+    images, labels = task.images[draw.examples], task.labels[draw.examples]
+    if draw.shift is not None:
+        images = crop_and_flip(images, draw.shift)
+    return local_updates(task.model, weights, images, labels, draw.share, run.local_lr)
+
+
+def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
+    images, labels = task.images[draw.root_examples], task.labels[draw.root_examples]
+    return local_updates(task.model, weights, images, labels, draw.root_share, run.local_lr)[0]
+
+
+AT_ONCE = 200  # clients whose updates are in memory together, in a round of more than MANY
+MANY = 1000
+
+
+def in_chunks(run: Experiment, n: int) -> bool:
+    """Whether a round is too large for one (n, d) tensor and need not be one: FLTrust takes updates as they come."""
+    return n > MANY and type(run.rule) is FLTrust and run.attack.alone
+
+
+def play_round_in_chunks(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int, noise: torch.Generator) -> Outcome:
+    """The same round, some clients at a time: memory for AT_ONCE updates, however many clients there are."""
+    trusted = TrustAccumulator(server_update(run, task, weights, draw))
+    for first in range(0, len(draw.examples), AT_ONCE):
+        some = slice(first, first + AT_ONCE)
+        shift = None if draw.shift is None else draw.shift[some]
+        sent = client_updates(run, task, weights, draw._replace(examples=draw.examples[some], share=draw.share[some], shift=shift))
+        if own := min(max(m - first, 0), len(sent)):
+            known = Knowledge(sent[:own].clone(), None, None, len(draw.examples), m, run.num_clients, noise)
+            sent[:own] = run.attack.craft(known)
+        trusted.add_many(sent)
+    update, weight = trusted.result()
+    return Outcome(weights + draw.global_lr * update, weight, None, None)

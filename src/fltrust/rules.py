@@ -60,7 +60,8 @@ def _cpu_kernels() -> ModuleType | None:
 
 def _kernels(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
-    if updates.device.type == "cpu" and updates.dtype == torch.float32 and updates.is_contiguous() and len(updates) < 1 << 15:
+    plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
+    if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # the kernels count clients in 16 bits
         return _cpu_kernels()
     return None
 
@@ -187,7 +188,8 @@ def sq_distances(updates: Tensor) -> Tensor:
             gram.addmm_(block, block.T)
     squares = gram.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_(min=0)
-    return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
+    below = distances.nan_to_num_(torch.inf, torch.inf).tril_(-1)
+    return below + below.T  # exactly symmetric, so that two nearest neighbours of each other tie
 
 
 def krum_scores(sq_distances: Tensor, tolerate: int, usable: Tensor | None = None) -> Tensor:

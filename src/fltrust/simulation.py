@@ -15,7 +15,7 @@ from fltrust.experiment import PAPER, Experiment
 from fltrust.models import MODELS, initialise
 from fltrust.partition import partition
 from fltrust.randomness import reseed, stream
-from fltrust.round import Draw, Outcome, play_round
+from fltrust.round import Draw, Outcome, in_chunks, play_round, play_round_in_chunks
 from fltrust.rules import cosines, norms
 
 DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the device at once
@@ -33,7 +33,7 @@ class Record:
     clients: tuple[int, ...] | None = None
     weight: tuple[float, ...] | None = None  # each client's share of the global update; None for the coordinate-wise rules
     cosine: tuple[float, ...] | None = None  # with the root update, where there is one; trust is its positive part
-    norm: tuple[float, ...] | None = None
+    norm: tuple[float, ...] | None = None  # (like cosine, not kept in rounds of more clients than fit in memory)
     weights: Tensor | None = None  # (d,) the global model
 
     @property
@@ -80,7 +80,8 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, weights: Tensor | N
             f"the task has {len(task.clients)} clients, {task.malicious} malicious; the experiment {run.num_clients} and {run.malicious}"
         )
     weights = (task.model.initial_weights if weights is None else weights).to(task.device).clone()
-    play = _graphed(run, task, weights) if task.device.type == "cuda" else _plain(run, task, weights)
+    graphed = task.device.type == "cuda" and not in_chunks(run, run.clients_per_round)
+    play = _graphed(run, task, weights) if graphed else _plain(run, task, weights)
     for t, clients, draw in _draws(run, task, after):
         m = int((clients < run.malicious).sum())
         outcome = play(draw, m, t)
@@ -92,7 +93,7 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, weights: Tensor | N
 
 def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, outcome: Outcome, weights: Tensor) -> Record:
     measured = measure(task, weights, run.attack.trigger)
-    cosine = None if outcome.root_update is None else tuple(cosines(outcome.sent, outcome.root_update).tolist())
+    sent, root_update = outcome.sent, outcome.root_update
     return Record(
         round=t,
         train_error=measured.train_error,
@@ -101,8 +102,8 @@ def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray,
         malicious=m,
         clients=tuple(clients.tolist()),
         weight=None if outcome.weight is None else tuple(outcome.weight.tolist()),
-        cosine=cosine,
-        norm=tuple(norms(outcome.sent).tolist()),
+        cosine=None if sent is None or root_update is None else tuple(cosines(sent, root_update).tolist()),
+        norm=None if sent is None else tuple(norms(sent).tolist()),
         weights=weights,
     )
 
@@ -143,10 +144,11 @@ Play = Callable[[Draw, int, int], Outcome]
 
 
 def _plain(run: Experiment, task: Task, weights: Tensor) -> Play:
-    noise = torch.Generator()
+    noise = torch.Generator(task.device)
+    round_of = play_round_in_chunks if in_chunks(run, run.clients_per_round) else play_round
 
     def play(draw: Draw, m: int, t: int) -> Outcome:
-        outcome = play_round(run, task, weights, draw, m, reseed(noise, run.seed, "attack", t))
+        outcome = round_of(run, task, weights, draw, m, reseed(noise, run.seed, "attack", t))
         weights.copy_(outcome.weights)
         return outcome
 

@@ -1,4 +1,4 @@
-"""Every client's gradient of the paper's CNN (Table II, 1 x 28 x 28 images, 10 classes) on a CUDA device, in six fused kernels.
+"""Every client's gradient of the paper's CNN (Table II, 1 x 28 x 28 images, 10 classes) on a CUDA device, in seven fused kernels.
 
 Import this file only where the tensors are on such a device: it needs Triton.
 
@@ -11,6 +11,7 @@ only the gradients of the weights are per client. What lies between the kernels 
     winner2  (e, 25, 64)      as winner1
     d_fc1    (e, 128)         the loss by the input of the hidden layer's ReLU
     d_hidden (e, 25, 64)      the loss by `hidden`
+    d_pooled (e, 13, 13, 32)  the loss by `pooled`
 
 n clients, b examples each, e = n * b; channels come last and are padded to powers of two, as the tensor cores want them.
 """
@@ -29,7 +30,7 @@ PRECISIONS = {  # how matrix products are done: their operands' type, and how fl
     "medium": (torch.bfloat16, "tf32"),
 }
 GROUP = 32  # examples whose gradients are summed by one program
-SPLITS = 5  # programs that share a group's gradient of the first layer
+SPLITS = 8  # programs that share a group's gradient of the first layer
 
 # Where each parameter begins in the vector of weights.
 CONV1_BIAS = tl.constexpr(270)
@@ -86,9 +87,11 @@ def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor
     _head[(n,)](hidden, fc1, weights, labels, share, d_fc1, gradients, b, product, batch, 64)
     _fc1_backward[(n, 25)](hidden, fc1, d_fc1, d_hidden, gradients, b, product, batch)
     _conv2_backward[(n, 3)](pooled, winner2, d_hidden, gradients, b, product, 32, num_stages=2)
+    d_pooled = empty(examples, 13, 13, 32)
+    _pooled_backward[(triton.cdiv(examples * 49, 64),)](winner2, d_hidden, back, d_pooled, examples * 49, product, 64)
     sums = empty(n, SPLITS, 2, 2, 32, 4, 4, dtype=torch.float32)  # (wy, wx, channel, y, x)
     bias_sums = empty(n, SPLITS, 32, dtype=torch.float32)
-    _conv1_backward[(n, SPLITS)](images, back, winner1, winner2, d_hidden, sums, bias_sums, b, SPLITS, product, 64, num_warps=8)
+    _conv1_backward[(n, SPLITS)](images, winner1, d_pooled, sums, bias_sums, b, SPLITS, product, 64)
     sums = sums.sum(1)
     conv1 = sum(sums[:, wy, wx, :30, wy : wy + 3, wx : wx + 3] for wy in (0, 1) for wx in (0, 1))
     gradients[:, : CONV1_BIAS.value].view(n, 30, 3, 3).copy_(conv1)
@@ -234,39 +237,44 @@ def _conv2_backward(pooled, winner2, d_hidden, gradients, B: tl.constexpr, PRODU
 
 
 @triton.jit
-def _conv1_backward(
-    images, back, winner1, winner2, d_hidden, sums, bias_sums,
-    B: tl.constexpr, SPLITS: tl.constexpr, PRODUCT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The loss by `pooled`, in blocks of 2 x 2 that never leave the registers, and from it the first convolution's weights and bias."""
-    dtype = back.dtype.element_ty
-    client, split = tl.program_id(0), tl.program_id(1)
-    channel, column, before = tl.arange(0, 64), tl.arange(0, 128), tl.arange(0, 32)
-    total, bias_total = tl.zeros((128, 16), tl.float32), tl.zeros((32,), tl.float32)
-    for start in range(0, B * 49, SPLITS * BLOCK):
-        item = start + split * BLOCK + tl.arange(0, BLOCK)  # a block: 7 x 7 per example
-        example, y, x = client * B + item // 49, item // 7 % 7, item % 7
-        blocks = tl.zeros((BLOCK, 128), tl.float32)
-        for neighbour in tl.static_range(4):
-            row, column_ = y - neighbour // 2, x - neighbour % 2
-            inside = ((item < B * 49) & (row >= 0) & (row < 5) & (column_ >= 0) & (column_ < 5))[:, None]
-            source = (example * 25 + row * 5 + column_)[:, None] * 64 + channel[None, :]
-            winner = tl.load(winner2 + source, inside, OPEN)
-            error = tl.load(d_hidden + source, inside, 0.0)
-            for window in tl.static_range(4):
-                weight = tl.load(back + ((neighbour * 4 + 3 - window) * 64 + channel[:, None]) * 128 + column[None, :])
-                blocks = tl.dot(tl.where(winner == window, error, 0.0), weight, blocks, input_precision=PRODUCT)
+def _pooled_backward(winner2, d_hidden, back, d_pooled, blocks, PRODUCT: tl.constexpr, BLOCK: tl.constexpr):
+    """The loss by `pooled`, in blocks of 2 x 2 values (7 x 7 blocks per example), each of which four values of `hidden` depend on."""
+    block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    example, y, x = block // 49, block // 7 % 7, block % 7
+    channel, column = tl.arange(0, 64), tl.arange(0, 128)  # a column is (y, x, channel before) in a block
+    total = tl.zeros((BLOCK, 128), tl.float32)
+    for step in range(16):
+        neighbour, window = step // 4, 3 - step % 4
+        above, left = y - neighbour // 2, x - neighbour % 2
+        inside = ((block < blocks) & (above >= 0) & (above < 5) & (left >= 0) & (left < 5))[:, None]
+        source = (example * 25 + above * 5 + left)[:, None] * 64 + channel[None, :]
+        won = tl.load(winner2 + source, inside, OPEN) == window
+        error = tl.where(won, tl.load(d_hidden + source, inside, 0.0), 0.0)
+        weight = tl.load(back + (step * 64 + channel[:, None]) * 128 + column[None, :])
+        total = tl.dot(error, weight, total, input_precision=PRODUCT)
+    y, x = 2 * y[:, None] + (column // 64)[None, :], 2 * x[:, None] + (column // 32 % 2)[None, :]
+    target = (example[:, None] * 169 + y * 13 + x) * 32 + (column % 32)[None, :]
+    tl.store(d_pooled + target, total, (block < blocks)[:, None] & (y < 13) & (x < 13))
 
-        d_pooled = tl.reshape(blocks, (BLOCK * 4, 32))  # a row per value of `pooled`
-        item = start + split * BLOCK + tl.arange(0, BLOCK * 4) // 4
-        inner = tl.arange(0, BLOCK * 4) % 4
-        example, y, x = client * B + item // 49, item // 7 % 7 * 2 + inner // 2, item % 7 * 2 + inner % 2
-        valid = (item < B * 49) & (y < 13) & (x < 13)
-        winner = tl.load(winner1 + (example * 169 + y * 13 + x)[:, None] * 32 + before[None, :], valid[:, None], OPEN)
-        bias_total += tl.sum(tl.where(winner < OPEN, d_pooled, 0.0), 0)
-        won = tl.where(winner[:, None, :] == tl.arange(0, 4)[None, :, None], d_pooled[:, None, :], 0.0).to(dtype)
-        pixels = _pixels(images, example, y, x, valid).to(dtype)
-        total = tl.dot(tl.trans(tl.reshape(won, (BLOCK * 4, 128))), pixels, total, input_precision=PRODUCT)
+
+@triton.jit
+def _conv1_backward(
+    images, winner1, d_pooled, sums, bias_sums, B: tl.constexpr, SPLITS: tl.constexpr, PRODUCT: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The first convolution's weights and bias: for each of the four windows, the sum over positions of its errors times the 4 x 4 pixels."""
+    client, split = tl.program_id(0), tl.program_id(1)
+    channel, column = tl.arange(0, 32), tl.arange(0, 128)  # a column is (window, channel)
+    total, bias_total = tl.zeros((128, 16), tl.float32), tl.zeros((32,), tl.float32)
+    for start in range(0, B * 169, SPLITS * BLOCK):
+        item = start + split * BLOCK + tl.arange(0, BLOCK)
+        position, valid = client * B * 169 + item, item < B * 169
+        pixels = _pixels(images, position // 169, position // 13 % 13, position % 13, valid).to(d_pooled.dtype.element_ty)
+        source = position[:, None] * 32 + channel[None, :]
+        winner = tl.load(winner1 + source, valid[:, None], OPEN)
+        error = tl.load(d_pooled + source, valid[:, None], 0.0)
+        bias_total += tl.sum(tl.where(winner == OPEN, 0.0, error.to(tl.float32)), 0)
+        won = tl.where(winner[:, None, :] == tl.arange(0, 4)[None, :, None], error[:, None, :], 0.0)
+        total = tl.dot(tl.trans(tl.reshape(won, (BLOCK, 128))), pixels, total, input_precision=PRODUCT)
     part = client * SPLITS + split
     tl.store(sums + (part * 128 + column)[:, None] * 16 + tl.arange(0, 16)[None, :], total)
-    tl.store(bias_sums + part * 32 + before, bias_total)
+    tl.store(bias_sums + part * 32 + channel, bias_total)

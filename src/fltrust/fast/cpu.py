@@ -25,7 +25,7 @@ Bits = NDArray[np.int32]
 Keys = NDArray[np.int16]  # halves of 32 bits
 Index = NDArray[np.int64]
 
-_GRAM_COLUMNS = 1024  # columns that are held in float64 at the same time
+_BLOCK = 1 << 21  # values of the matrix that are held in float64 at the same time
 _LANES = 256  # columns that are selected from at the same time
 _LOWEST, _HIGHEST = np.int16(-32768), np.int16(32767)
 
@@ -179,8 +179,9 @@ def gram(updates: Tensor) -> Tensor:
     n, d = updates.shape
     rows, products = updates.detach().numpy(), np.zeros((n, n))
     with np.errstate(all="ignore"):  # rows may hold anything
-        for column in range(0, d, _GRAM_COLUMNS):
-            block = rows[:, column : column + _GRAM_COLUMNS].astype(np.float64)
+        width = max(1, _BLOCK // n)
+        for column in range(0, d, width):
+            block = rows[:, column : column + width].astype(np.float64)
             products += block @ block.T
     return torch.from_numpy(products)
 
@@ -278,19 +279,13 @@ def _next_above(bits: Bits, usable: Index, column: int, rank: int, key: Bits, ab
 
 
 @compiled
-def _sum_between(
-    updates: Rows, usable: Index, column: int, lowest: Bits, highest: Bits, total: Floats, at_lowest: Bits, at_highest: Bits
-) -> None:
-    """Per lane: total = the sum of the values between two keys; at_lowest, at_highest = how many are not above, not below them."""
-    total[:], at_lowest[:], at_highest[:] = 0, 0, 0
-    bits = updates.view(np.int32)
+def _sum_clamped(updates: Rows, usable: Index, column: int, lowest: Rows, highest: Rows, total: Floats) -> None:
+    """Per lane: total = the sum of the values, those outside [lowest, highest] moved to its nearer end."""
+    total[:] = 0
     for i in range(usable.size):
-        row, values = bits[usable[i], column : column + _LANES], updates[usable[i], column : column + _LANES]
+        row = updates[usable[i], column : column + _LANES]
         for lane in range(_LANES):
-            key = np.int32(_key(row[lane]))
-            at_lowest[lane] += np.int32(key <= lowest[lane])
-            at_highest[lane] += np.int32(key >= highest[lane])
-            total[lane] += np.float64(values[lane]) if lowest[lane] < key < highest[lane] else 0.0
+            total[lane] += np.float64(min(max(row[lane], lowest[lane]), highest[lane]))
 
 
 @compiled
@@ -299,28 +294,27 @@ def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: i
     height = -(-count // 8) * 8  # rows of the highest key fill up the last eight
     high, low = np.full((height, _LANES), _HIGHEST), np.full((height, _LANES), _HIGHEST)
     masked, scratch = np.empty((height, _LANES), np.int16), np.empty((5, _LANES), np.int16)
-    lowest, highest = np.empty(_LANES, np.int32), np.empty(_LANES, np.int32)
-    at_lowest, at_highest = np.zeros(_LANES, np.int32), np.zeros(_LANES, np.int32)
-    total = np.zeros(_LANES)
-    bits, low_value, high_value = updates.view(np.int32), lowest.view(np.float32), highest.view(np.float32)
+    lowest_key, highest_key, total = np.empty(_LANES, np.int32), np.empty(_LANES, np.int32), np.empty(_LANES)
+    bits, lowest, highest = updates.view(np.int32), lowest_key.view(np.float32), highest_key.view(np.float32)
     for block in range(start, stop):
         column = min(block * _LANES, mean.size - _LANES)  # the last block overlaps the one before
         _split(bits, usable, column, high, low)
-        _select(high, low, trim, lowest, masked, scratch)
+        _select(high, low, trim, lowest_key, masked, scratch)
         if left > 2:
-            _select(high, low, count - 1 - trim, highest, masked, scratch)
-            _sum_between(updates, usable, column, lowest, highest, total, at_lowest, at_highest)
+            _select(high, low, count - 1 - trim, highest_key, masked, scratch)
         elif left == 2:
-            _next_above(bits, usable, column, trim, lowest, highest)
-            at_lowest[:], at_highest[:] = trim + 1, trim + 1
+            _next_above(bits, usable, column, trim, lowest_key, highest_key)
         else:
-            highest[:] = lowest
+            highest_key[:] = lowest_key
         for lane in range(_LANES):
-            same = lowest[lane] == highest[lane]
-            lowest[lane], highest[lane] = _key(lowest[lane]), _key(highest[lane])  # the bits of the floats again
-            from_lowest = (at_lowest[lane] - trim) * np.float64(low_value[lane])
-            from_highest = (at_highest[lane] - trim) * np.float64(high_value[lane])
-            mean[column + lane] = np.float64(low_value[lane]) if same else (total[lane] + from_lowest + from_highest) / left
+            lowest_key[lane], highest_key[lane] = _key(lowest_key[lane]), _key(highest_key[lane])  # the bits of floats again
+        if left > 2:
+            _sum_clamped(updates, usable, column, lowest, highest, total)
+            for lane in range(_LANES):  # each trimmed value was moved to one of the ends
+                mean[column + lane] = (total[lane] - trim * (np.float64(lowest[lane]) + highest[lane])) / left
+        else:
+            for lane in range(_LANES):
+                mean[column + lane] = (np.float64(lowest[lane]) + highest[lane]) / 2
 
 
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:

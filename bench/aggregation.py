@@ -1,0 +1,167 @@
+"""How fast the rules aggregate on this CPU, beside one read of the matrix and beside what people use today.
+
+    python bench/aggregation.py            # 100 and 1000 clients, the paper's CNN (139,960 parameters)
+    python bench/aggregation.py --clients 100 --repeats 30
+
+Every contender gets the same matrix in the same process, in turns, so that a busy machine disturbs all alike. Peers that are not
+installed are left out (`pip install byzfl "flwr<1.42"`).
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fltrust.rules import FedAvg, FLTrust, Krum, Median, TrimmedMean, measure
+
+Call = Callable[[], object]
+MOST_SECONDS = 20.0  # for one contender
+
+
+@dataclass
+class Contender:
+    rule: str
+    name: str
+    call: Call
+    times: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+
+def naive_fltrust(updates: torch.Tensor, root_update: torch.Tensor) -> torch.Tensor:
+    """The usual port: cosine similarities, then the matrix of rescaled updates, then its weighted mean."""
+    trust = torch.relu(torch.cosine_similarity(updates, root_update[None]))
+    rescaled = updates / updates.norm(dim=1, keepdim=True) * root_update.norm()
+    mean: torch.Tensor = (trust[:, None] * rescaled).sum(dim=0) / trust.sum()
+    return mean
+
+
+def contenders(n: int, d: int) -> list[Contender]:
+    generator = torch.Generator().manual_seed(0)
+    updates = torch.randn(n, d, generator=generator) * 1e-3
+    root_update = updates[:10].mean(dim=0)
+    trim, array, rows = n // 5, updates.numpy(), list(updates.numpy())
+
+    found: list[tuple[str, str, Call]] = [
+        ("read", "torch.sum", lambda: updates.sum()),
+        ("read", "four rows at a time", lambda: measure(updates)),
+        ("FLTrust", "fltrust", lambda: FLTrust()(updates, root_update)),
+        ("FLTrust", "torch, as usually ported", lambda: naive_fltrust(updates, root_update)),
+        ("Median", "fltrust", lambda: Median()(updates)),
+        ("Median", "torch.median", lambda: updates.median(dim=0).values),
+        ("Median", "numpy.median", lambda: np.median(array, axis=0)),
+        ("Median", "numpy.sort", lambda: np.sort(array, axis=0)[[(n - 1) // 2, n // 2]].mean(axis=0)),
+        ("Trimmed mean", "fltrust", lambda: TrimmedMean(trim)(updates)),
+        ("Trimmed mean", "torch.sort", lambda: updates.sort(dim=0).values[trim : n - trim].mean(dim=0)),
+        ("Trimmed mean", "numpy.sort", lambda: np.sort(array, axis=0)[trim : n - trim].mean(axis=0)),
+        ("Krum", "fltrust", lambda: Krum(trim)(updates)),
+        ("Krum", "torch.cdist", lambda: torch.cdist(updates, updates).square().sort(dim=1).values[:, 1 : n - trim - 1].sum(dim=1).argmin()),
+        ("FedAvg", "fltrust", lambda: FedAvg()(updates)),
+        ("FedAvg", "torch.mean", lambda: updates.mean(dim=0)),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import byzfl
+        except Exception as error:  # a peer that does not import is a peer that is not there
+            print(f"byzfl left out: {error}")
+        else:
+            found += [
+                ("Median", "byzfl", lambda: byzfl.Median()(updates)),
+                ("Trimmed mean", "byzfl, torch", lambda: byzfl.TrMean(trim)(updates)),
+                ("Trimmed mean", "byzfl, numpy", lambda: byzfl.TrMean(trim)(array)),
+                ("Krum", "byzfl, torch", lambda: byzfl.Krum(trim)(updates)),
+            ]
+        try:
+            from flwr.server.strategy import aggregate as flower
+        except Exception as error:
+            print(f"flwr left out: {error}")
+        else:
+            results = [([row], 1) for row in rows]
+            found += [
+                ("Median", "flwr", lambda: flower.aggregate_median(results)),
+                ("Trimmed mean", "flwr", lambda: flower.aggregate_trimmed_avg(results, trim / n)),
+                ("FedAvg", "flwr", lambda: flower.aggregate(results)),
+            ]
+            if n <= 100:  # its distances take n passes over the matrix
+                found += [("Krum", "flwr", lambda: flower.aggregate_krum(results, trim, 0))]
+    return [Contender(rule, name, call, []) for rule, name, call in found]
+
+
+def race(runners: list[Contender], repeats: int) -> None:
+    """Each once to warm up and compile, then in turns; the slow ones less often."""
+    allowed = {}
+    for runner in runners:
+        runner.call()
+        start = time.perf_counter()
+        runner.call()
+        allowed[id(runner)] = max(3, min(repeats, int(MOST_SECONDS / (time.perf_counter() - start))))
+    for turn in range(repeats):
+        for runner in runners:
+            if turn < allowed[id(runner)]:
+                start = time.perf_counter()
+                runner.call()
+                runner.times.append(1e3 * (time.perf_counter() - start))
+
+
+def verdict(rule: str, ours: float, read: float, fastest_peer: float) -> str:
+    """The project's targets: FLTrust at most 2.5 reads; 12 times faster than any peer (Krum 5 times)."""
+    if rule == "FLTrust":
+        ratio = ours / read
+        return f"{ratio:.2f} reads, target 2.5: {'met' if ratio <= 2.5 else 'missed'}"
+    if rule not in ("Median", "Trimmed mean", "Krum"):
+        return ""
+    target, ratio = 5 if rule == "Krum" else 12, fastest_peer / ours
+    return f"{ratio:.1f} x faster, target {target}: {'met' if ratio >= target else 'missed'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--parameters", type=int, default=139_960)
+    parser.add_argument("--repeats", type=int, default=25)
+    options = parser.parse_args()
+    console = Console(width=max(150, Console().width))
+    table = Table(
+        title=f"Aggregation on {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, numpy {np.__version__}"
+    )
+    for heading in ("n x d", "rule", "who", "median, ms", "fastest to slowest, ms", "runs", "/ read", "/ ours", "target"):
+        table.add_column(heading, justify="left" if heading in ("rule", "who", "target") else "right")
+    for n in options.clients:
+        runners = contenders(n, options.parameters)
+        race(runners, options.repeats)
+        read = min(runner.median for runner in runners if runner.rule == "read")
+        for rule in dict.fromkeys(runner.rule for runner in runners):
+            group = [runner for runner in runners if runner.rule == rule]
+            ours = next((runner.median for runner in group if runner.name == "fltrust"), 0.0)
+            fastest_peer = min((runner.median for runner in group if runner.name != "fltrust"), default=0.0)
+            for runner in sorted(group, key=lambda runner: runner.name != "fltrust"):
+                table.add_row(
+                    f"{n} x {options.parameters:,}",
+                    rule,
+                    runner.name,
+                    f"{runner.median:.2f}",
+                    f"{min(runner.times):.2f} to {max(runner.times):.2f}",
+                    str(len(runner.times)),
+                    f"{runner.median / read:.1f}",
+                    f"{runner.median / ours:.1f}" if ours else "",
+                    verdict(rule, ours, read, fastest_peer) if runner.name == "fltrust" else "",
+                )
+            table.add_section()
+    console.print(table)
+    print(f"load of the machine over the last minute: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
