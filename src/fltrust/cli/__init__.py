@@ -87,8 +87,8 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Global rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides the split, the first weights, the batches and the noise.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    malicious: Annotated[int | None, typer.Option(help="How many of them are malicious [20 %].")] = None,
-    clients_per_round: Annotated[int | None, typer.Option(help="How many take part in a round [all].")] = None,
+    malicious: Annotated[int | None, typer.Option(help="How many of them are malicious (default: 20 %).")] = None,
+    clients_per_round: Annotated[int | None, typer.Option(help="How many take part in a round (default: all).")] = None,
     local_steps: Annotated[int | None, typer.Option(help="SGD steps of a client in a round.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Examples in a client's batch.")] = None,
     local_lr: Annotated[float | None, typer.Option(help="The clients' learning rate (beta).")] = None,
@@ -100,8 +100,8 @@ def run(
     loss: Annotated[str | None, typer.Option(help="'sum' or 'mean' over a batch.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two measurements (and checkpoints).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
-    data_dir: Annotated[str | None, typer.Option(help="Where the data files lie [$FLTRUST_DATA, or the user's cache].")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the results [runs/KEY]; an interrupted run there goes on.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results (default: runs/KEY); an interrupted run there goes on.")] = None,
 ) -> None:
     """Run one experiment with the paper's settings, or yours; interrupted, it goes on where it stopped.
 
