@@ -7,8 +7,11 @@ Every contender gets the same matrix in the same process, in turns, so that a bu
 installed are left out (`pip install byzfl "flwr<1.42"`).
 """
 
-import argparse
 import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else threads of the contender before keep a core busy for milliseconds
+
+import argparse
 import platform
 import statistics
 import time

@@ -17,8 +17,12 @@ CASES: dict[str, dict[str, Any]] = {
     "trimmed mean, scaling attack": {"rule": "trim-mean", "attack": "scaling"},
     "median, adaptive attack": {"rule": "median", "attack": "adaptive"},
     "fltrust, exact adaptive attack, biased root set in batches": {
-        **{"rule": "fltrust", "attack": "optimal-adaptive"},
-        **{"root_bias": 0.4, "root_batch": "batch", "loss": "mean", "global_lr": 0.1},
+        "rule": "fltrust",
+        "attack": "optimal-adaptive",
+        "root_bias": 0.4,
+        "root_batch": "batch",
+        "loss": "mean",
+        "global_lr": 0.1,
     },
 }
 

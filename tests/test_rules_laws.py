@@ -201,6 +201,14 @@ def test_extreme_values_never_give_nan_or_infinity(rule: Rule, dtype: torch.dtyp
             assert weight is None or torch.isfinite(weight).all()
 
 
+@every_dtype
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
+def test_the_result_grows_with_the_root_update(dtype: torch.dtype, size: float, path: str) -> None:
+    updates, root_update, _ = draw(9, 40, dtype)
+    for rule in (FLTrust(), FLTrustWithServer(), FLTrustNoReLU()):
+        close(rule(updates, root_update * size).update, rule(updates, root_update).update * size)
+
+
 @pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-20, 1e20, 1e37])
 def test_extreme_lengths_do_not_matter_to_fltrust(size: float, path: str) -> None:
     updates, root_update, _ = draw(9, 40)

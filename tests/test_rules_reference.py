@@ -201,3 +201,12 @@ def test_krum_squares_distances() -> None:
     for i, j, distance in [(0, 2, 3.0), (0, 3, 3.0), (1, 2, 1.0), (1, 4, 4.5)]:
         sq[i, j] = sq[j, i] = distance**2
     assert krum_scores(sq, 1)[:2].tolist() == [18.0, 21.25]
+
+
+def test_cosines_that_cancel_give_the_zero_update() -> None:
+    """Cosines 0.6 and -0.6 with (0, 2): without ReLU their sum is 0, though the sum of the rows is not."""
+    for dtype in (torch.float32, torch.float64):
+        result = FLTrustNoReLU()(torch.tensor([[4.0, 3.0], [4.0, -3.0]], dtype=dtype), torch.tensor([0.0, 2.0], dtype=dtype))
+        assert result.update.tolist() == [0.0, 0.0]
+        assert result.weight is not None
+        assert result.weight.tolist() == [0.0, 0.0]

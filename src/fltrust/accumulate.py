@@ -15,7 +15,7 @@ from fltrust.rules import Aggregate, check_like, direction_and_norm, trusted_sum
 
 
 class TrustAccumulator:
-    """The rule `FLTrust` as a stream: g = ||g_0|| * (sum_i TS_i g_i / ||g_i||) / (sum_i TS_i), both sums taken as updates arrive.
+    """The rule `FLTrust` as a stream: g = (sum_i TS_i g_i ||g_0|| / ||g_i||) / (sum_i TS_i), both sums taken as updates arrive.
 
     A client's trust and its direction need its own update and the root update alone, so order and grouping do not matter (but for
     rounding, in float64), and sums of parts can be merged: clients may report to several aggregators, and these to one.
@@ -27,10 +27,9 @@ class TrustAccumulator:
         if root_update.dtype not in (torch.float32, torch.float64):
             raise InputError(f"the root update must be float32 or float64, not {root_update.dtype}")
         root_update = root_update.detach()
-        self._direction, norm = direction_and_norm(root_update)
-        self._root_update = torch.where(norm > 0, root_update, 0)  # a copy; zero if it is not usable, and then nobody is trusted
-        self._root_norm = norm
-        self._sum = torch.zeros_like(self._direction)  # (d,) float64, of trust * direction
+        usable = direction_and_norm(root_update)[1] > 0
+        self._root_update = torch.where(usable, root_update, 0)  # a copy; zero if it is not usable, and then nobody is trusted
+        self._sum = torch.zeros_like(root_update, dtype=torch.float64)  # (d,) of trust * update at the root update's norm
         self._trust = array("d")
 
     @property
@@ -48,7 +47,7 @@ class TrustAccumulator:
         check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
         if len(updates) == 0:
             return updates.new_empty(0)
-        total, trust = trusted_sum(updates.detach(), self._direction, torch.ones_like(self._root_norm))
+        total, trust = trusted_sum(updates.detach(), self._root_update)
         self._sum += total
         self._trust.extend(trust.tolist())
         return trust.to(updates.dtype)
@@ -65,6 +64,6 @@ class TrustAccumulator:
         """What `FLTrust` returns for all updates so far: shares in the order of addition, a merged accumulator's at its merge."""
         total = math.fsum(self._trust)
         scale = 1 / total if total > 0 else 0.0
-        update = (self._sum * (self._root_norm * scale)).to(self._root_update.dtype)
+        update = (self._sum * scale).to(self._root_update.dtype)
         weight = torch.tensor(self._trust, dtype=torch.float64) * scale
         return Aggregate(update, weight.to(self._root_update))

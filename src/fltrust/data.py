@@ -32,6 +32,7 @@ class Task:
     root: Indices  # the server's own examples, in nobody else's hands
     clean: Indices  # all clients' examples before any poisoning, for the training error
     model: Model
+    precision: str = "highest"  # of a GPU's products: float32, or "high" (TF32), "medium" (bf16)
     files: dict[str, str] = field(default_factory=dict)  # data files read -> sha256
     warnings: tuple[str, ...] = ()
 
@@ -48,6 +49,7 @@ class Task:
         malicious: int = 0,
         attack: Attack | None = None,
         device: str = "cpu",
+        precision: str = "highest",
         files: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> "Task":
@@ -80,6 +82,7 @@ class Task:
             root=root,
             clean=np.concatenate(clients),
             model=Model(model),
+            precision=precision,
             files=files or {},
             warnings=warnings,
         )

@@ -12,16 +12,22 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
 from fltrust import threads
-from fltrust.models import Model, flatten
+from fltrust.errors import InputError
+from fltrust.models import CNN, PAPER_CNN, Model, flatten
 
 
-def local_updates(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
+def local_updates(
+    model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float, precision: str = "highest"
+) -> Tensor:
     """(n, d): what each client's weights changed by in R steps of SGD from `weights` (d,).
 
     images (n, R, b, ...), labels (n, R, b); share (n, R, b): a batch's loss is the sum of share * cross-entropy.
+    precision is how a GPU multiplies in the one pass that all clients share: "highest" float32, "high" TF32, "medium" bf16.
     """
     if weights.device.type == "cpu":
         return _threads_over_clients(model, weights, images, labels, share, lr)
+    if images.shape[1] == 1 and _can_share(model, weights, images, labels, share):
+        return _one_shared_pass(model, weights, images[:, 0], labels[:, 0], -lr * share[:, 0], precision)
     return _batched_clients(model, weights, images, labels, share, lr)
 
 
@@ -53,7 +59,31 @@ def _gradient(module: nn.Module, images: Tensor, labels: Tensor, share: Tensor) 
     return flatten(torch.autograd.grad(_loss(module(images), labels, share), list(module.parameters())))
 
 
-# On the GPU, all clients are one batched computation with fixed shapes, so that a round can be captured as a graph.
+# On the GPU, a single step starts from the same weights for all: one pass over all examples, only the weights' gradients per client.
+
+
+def _one_shared_pass(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, precision: str) -> Tensor:
+    """(n, d): the clients' gradients of the loss with these shares; images (n, b, ...), labels (n, b), share (n, b)."""
+    from fltrust.fast.cnn_gradients import cnn_gradients
+    from fltrust.fast.shared_gradients import shared_gradients
+
+    if isinstance(model.module, CNN) and model.d == PAPER_CNN and images.shape[2:] == (1, 28, 28):
+        return cnn_gradients(weights, images, labels, share, precision)
+    return shared_gradients(model.module, weights, images, labels, share, precision)
+
+
+def _can_share(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor) -> bool:
+    """Whether the shared pass knows all of the network's layers, tried once on two examples."""
+    if model.shares_pass is None:
+        try:
+            _one_shared_pass(model, weights, images[:1, 0, :2], labels[:1, 0, :2], share[:1, 0, :2], "highest")
+            model.shares_pass = True
+        except (ImportError, InputError):  # no Triton, or a layer that it does not know
+            model.shares_pass = False
+    return model.shares_pass
+
+
+# Several steps on the GPU: each client's own weights, as one batched computation.
 
 
 def _batched_clients(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:

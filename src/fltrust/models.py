@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from fltrust.errors import InputError
 
+PAPER_CNN = 139_960  # parameters of the CNN for MNIST
+
 
 class CNN(nn.Module):
     """Table II of the paper: two 3 x 3 convolutions (30, 50 channels) with pooling, a hidden layer of 100; 139,960 parameters."""
@@ -61,7 +63,9 @@ class ResidualBlock(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.norm1(self.conv1(images)).relu()
         # He et al.'s option A: a shortcut without parameters, every second pixel and zeros for the new channels.
-        shortcut = functional.pad(images[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+        shortcut = images
+        if self.new_channels:
+            shortcut = functional.pad(images[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
         block: Tensor = (self.norm2(self.conv2(hidden)) + shortcut).relu()
         return block
 
@@ -121,6 +125,7 @@ class Model:
             raise InputError("the model has no parameters to train")
         self.initial_weights = flatten([parameter.detach() for parameter in self.module.parameters()]).float()  # (d,)
         self.d = self.initial_weights.numel()
+        self.shares_pass: bool | None = None  # on a GPU; see local.py
         self._tracking = _with_batch_norm(copy.deepcopy(self.module), tracking=True)  # for measuring
         self.module = _with_batch_norm(self.module, tracking=False)  # for training: each batch's own statistics
 

@@ -69,12 +69,12 @@ def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> 
     images, labels = task.images[draw.examples], task.labels[draw.examples]
     if draw.shift is not None:
         images = crop_and_flip(images, draw.shift)
-    return local_updates(task.model, weights, images, labels, draw.share, run.local_lr)
+    return local_updates(task.model, weights, images, labels, draw.share, run.local_lr, task.precision)
 
 
 def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
     images, labels = task.images[draw.root_examples], task.labels[draw.root_examples]
-    return local_updates(task.model, weights, images, labels, draw.root_share, run.local_lr)[0]
+    return local_updates(task.model, weights, images, labels, draw.root_share, run.local_lr, task.precision)[0]
 
 
 AT_ONCE = 200  # clients whose updates are in memory together, in a round of more than MANY

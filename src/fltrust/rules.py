@@ -58,11 +58,22 @@ def _cpu_kernels() -> ModuleType | None:
     return cpu
 
 
+@cache
+def _gpu_kernels() -> ModuleType | None:
+    try:
+        from fltrust.fast import gpu
+    except ImportError:  # no Triton
+        return None
+    return gpu
+
+
 def _kernels(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
     plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
     if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # the kernels count clients in 16 bits
         return _cpu_kernels()
+    if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
+        return _gpu_kernels()
     return None
 
 
@@ -72,19 +83,14 @@ def _column_blocks(updates: Tensor) -> Iterator[slice]:
     return (slice(start, min(start + width, d)) for start in range(0, d, width))
 
 
+def _peak(updates: Tensor) -> Tensor:
+    """The largest absolute value of each row, in float64; NaN if there is one."""
+    return torch.maximum(updates.amax(dim=-1), -updates.amin(dim=-1)).double()
+
+
 def _scaled(updates: Tensor, scale: Tensor) -> Tensor:
     """Rows divided by their scale, in float64; rows of infinite scale become zeros, whatever they hold."""
     return torch.div(updates, scale[:, None]).nan_to_num_(0, 0, 0)
-
-
-def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:
-    """The update's direction (d,), of norm 1, and its norm, both in float64; both zero if it is not usable."""
-    peak = torch.linalg.vector_norm(update, torch.inf).double()
-    usable = torch.isfinite(peak) & (peak > 0)
-    scale = torch.where(usable, peak, torch.inf)
-    scaled = _scaled(update[None], scale[None])[0]
-    length = torch.linalg.vector_norm(scaled)  # at least 1 if usable
-    return scaled / length.clamp(min=1), torch.where(usable, peak * length, 0).clamp(max=_LARGEST)
 
 
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
@@ -95,7 +101,7 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
         scale = torch.where(usable, 1.0, torch.inf).double()  # float32 values squared never leave float64's range
         along, squares = torch.where(usable, along, 0), torch.where(usable, squares, 0)
     else:
-        peak = torch.linalg.vector_norm(updates, torch.inf, dim=1).double()
+        peak = _peak(updates)
         usable = torch.isfinite(peak) & (peak > 0)
         scale = torch.where(usable, peak, torch.inf)
         along, squares = torch.zeros_like(peak), torch.zeros_like(peak)
@@ -109,6 +115,12 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
     return Rows(usable, scale, length, cosine)
 
 
+def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:
+    """The update's direction (d,), of norm 1, and its norm, both in float64; both zero if it is not usable."""
+    row = measure(update[None])
+    return _scaled(update[None], row.scale)[0].div_(torch.where(row.usable, row.length, 1)), row.norm[0]
+
+
 def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
     """The sum (d,), in float64, of the rows, each brought to the norm (n,) that is given for it (negative: turned round)."""
     factor = torch.where(rows.usable, norm / rows.length, 0)  # (n,) of row / scale
@@ -118,16 +130,17 @@ def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
 
 
 def trusted_sum(
-    updates: Tensor, direction: Tensor, root_norm: Tensor, least_trust: float = 0.0, stretch: tuple[float, float] = (0.0, torch.inf)
+    updates: Tensor, root_update: Tensor, least_trust: float = 0.0, stretch: tuple[float, float] = (0.0, torch.inf)
 ) -> tuple[Tensor, Tensor]:
     """FLTrust's sum (d,) before it is divided by the sum of trust, and the trust (n,), both in float64.
 
-    The trust is the cosine with the root update's direction (d,), at least `least_trust`. Each row is brought to the norm of the root
-    update, but made longer or shorter by a factor within `stretch` only.
+    The trust is the cosine with the root update, at least `least_trust`. Each row is brought to the norm of the root update, but made
+    longer or shorter by a factor within `stretch` only.
     """
     if kernels := _kernels(updates):
-        total, trust = kernels.trusted_sum(updates, direction, root_norm, least_trust, stretch)
+        total, trust = kernels.trusted_sum(updates, root_update, least_trust, stretch)
         return total, trust
+    direction, root_norm = direction_and_norm(root_update)
     rows = measure(updates, direction)
     trust = rows.cosine.clamp(min=least_trust)
     norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
@@ -161,8 +174,7 @@ def norms(updates: Tensor) -> Tensor:
     """The rows' Euclidean norms (n,); NaN or infinite where the row is."""
     _check(updates)
     rows = measure(updates)
-    broken = torch.linalg.vector_norm(updates, torch.inf, dim=1)
-    return torch.where(rows.usable, rows.norm.to(updates.dtype), broken)
+    return torch.where(rows.usable, rows.norm, _peak(updates)).to(updates.dtype)
 
 
 def cosines(updates: Tensor, root_update: Tensor) -> Tensor:
@@ -186,7 +198,7 @@ def sq_distances(updates: Tensor) -> Tensor:
         for columns in _column_blocks(updates):
             block = updates[:, columns].double()
             gram.addmm_(block, block.T)
-    squares = gram.diagonal()
+    squares = gram.diagonal()  # only what is below the diagonal counts beside it
     distances = (squares[:, None] + squares[None, :] - 2 * gram).clamp_(min=0)
     below = distances.nan_to_num_(torch.inf, torch.inf).tril_(-1)
     return below + below.T  # exactly symmetric, so that two nearest neighbours of each other tie
@@ -335,12 +347,12 @@ class FLTrust(Rule):
 
     def aggregate(self, updates: Tensor, root_update: Tensor | None, sizes: Tensor | None) -> Aggregate:
         assert root_update is not None  # __call__ has seen to it
-        direction, root_norm = direction_and_norm(root_update)
-        total, trust = trusted_sum(updates, direction, root_norm, self.least_trust, self.stretch)
+        total, trust = trusted_sum(updates, root_update, self.least_trust, self.stretch)
         total_trust = trust.sum()
         if self.server_trust:
-            total += self.server_trust * root_norm * direction
-            total_trust += self.server_trust * (root_norm > 0)
+            usable = direction_and_norm(root_update)[1] > 0
+            total += self.server_trust * torch.where(usable, root_update, 0)
+            total_trust += self.server_trust * usable
         divisor = _divisor(total_trust)
         return Aggregate(_finish(total.div_(divisor), updates), (trust / divisor).to(updates.dtype))
 

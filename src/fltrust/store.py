@@ -76,6 +76,7 @@ class RunDirectory:
             "files": self.task.files,
             "warnings": list(self.task.warnings),
             "versions": {"fltrust": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
+            "precision": self.task.precision,
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores",
         }
 

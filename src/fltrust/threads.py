@@ -1,6 +1,6 @@
 """Work spread over the processor's cores: one thread per core, each with one core to itself.
 
-For networks as small as the paper's, a client per core beats all cores inside each operator, and the bits do not depend on the number of cores.
+For networks as small as the paper's, a client per core beats all cores inside each operator; the bits do not depend on the cores.
 """
 
 import os

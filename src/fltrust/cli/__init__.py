@@ -100,8 +100,11 @@ def run(
     loss: Annotated[str | None, typer.Option(help="'sum' or 'mean' over a batch.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two measurements (and checkpoints).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of a GPU's products: highest (float32), high (TF32) or medium (bf16).")] = "highest",
     data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the results (default: runs/KEY); an interrupted run there goes on.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for the results (default: runs/KEY); an interrupted run there goes on.")
+    ] = None,
 ) -> None:
     """Run one experiment with the paper's settings, or yours; interrupted, it goes on where it stopped.
 
@@ -135,4 +138,11 @@ def run(
         "loss": loss,
         "evaluate_every": evaluate_every,
     }
-    run_one(config, {name: value for name, value in given.items() if value is not None}, device=device, data_dir=data_dir, out=out)
+    run_one(
+        config,
+        {name: value for name, value in given.items() if value is not None},
+        device=device,
+        precision=precision,
+        data_dir=data_dir,
+        out=out,
+    )

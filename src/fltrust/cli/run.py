@@ -17,9 +17,9 @@ from fltrust.simulation import Record, build_task, simulate
 from fltrust.store import RunDirectory, read_records
 
 
-def run_one(config: Path | None, given: dict[str, Any], *, device: str, data_dir: str | None, out: Path | None) -> None:
+def run_one(config: Path | None, given: dict[str, Any], *, device: str, precision: str, data_dir: str | None, out: Path | None) -> None:
     run = from_dict({**read_toml(config), **given}) if config else Experiment.on(**given)
-    task = build_task(run, device=chosen_device(device), data_dir=data_dir)
+    task = build_task(run, device=chosen_device(device), precision=chosen_precision(precision), data_dir=data_dir)
     screen = Console(stderr=True)
     for warning in task.warnings:
         screen.print(f"[yellow]note:[/yellow] {warning}", highlight=False)
@@ -42,6 +42,12 @@ def chosen_device(asked: str) -> str:
     if asked == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA device here: use --device cpu")
     return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def chosen_precision(asked: str) -> str:
+    if asked not in ("highest", "high", "medium"):
+        raise InputError(f"unknown precision {asked!r}; known: highest (float32), high (TF32), medium (bf16)")
+    return asked
 
 
 def describe(run: Experiment) -> str:

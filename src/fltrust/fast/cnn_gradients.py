@@ -24,11 +24,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PRECISIONS = {  # how matrix products are done: their operands' type, and how float32 operands are multiplied; sums are float32 in all
-    "highest": (torch.float32, "ieee"),
+from fltrust.errors import InputError
+
+PRECISIONS = {  # the type of matrix products' operands, and how float32 ones are multiplied; sums are float32 in all
+    "highest": (torch.float32, "tf32x3"),  # three TF32 products for each one: float32's accuracy on tensor cores
     "high": (torch.float32, "tf32"),
     "medium": (torch.bfloat16, "tf32"),
 }
+MOST_EXAMPLES = 2**31 // (13 * 13 * 32)
 GROUP = 32  # examples whose gradients are summed by one program
 SPLITS = 8  # programs that share a group's gradient of the first layer
 
@@ -41,7 +44,7 @@ FC1_BIAS = tl.constexpr(138850)
 FC2 = tl.constexpr(138950)
 FC2_BIAS = tl.constexpr(139950)
 D = tl.constexpr(139960)
-OPEN = tl.constexpr(4)  # no winner
+CLOSED = tl.constexpr(4)  # ReLU let nothing through, so there is no winner
 
 
 def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, precision: str) -> Tensor:
@@ -62,6 +65,10 @@ def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor
 
     dtype, product = PRECISIONS[precision]
     examples = n * b
+    if examples >= MOST_EXAMPLES:
+        raise InputError(
+            f"{examples} examples at once; the kernels count in 32 bits, so at most {MOST_EXAMPLES - 1} fit: take fewer clients"
+        )
     images, labels, share = images.contiguous(), labels.contiguous(), share.contiguous()
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -88,13 +95,13 @@ def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor
     _fc1_backward[(n, 25)](hidden, fc1, d_fc1, d_hidden, gradients, b, product, batch)
     _conv2_backward[(n, 3)](pooled, winner2, d_hidden, gradients, b, product, 32, num_stages=2)
     d_pooled = empty(examples, 13, 13, 32)
-    _pooled_backward[(triton.cdiv(examples * 49, 64),)](winner2, d_hidden, back, d_pooled, examples * 49, product, 64)
+    _pooled_backward[(triton.cdiv(examples * 49, 64),)](winner2, d_hidden, back, d_pooled, examples * 49, product, 64, num_stages=2)
     sums = empty(n, SPLITS, 2, 2, 32, 4, 4, dtype=torch.float32)  # (wy, wx, channel, y, x)
     bias_sums = empty(n, SPLITS, 32, dtype=torch.float32)
     _conv1_backward[(n, SPLITS)](images, winner1, d_pooled, sums, bias_sums, b, SPLITS, product, 64)
     sums = sums.sum(1)
-    conv1 = sum(sums[:, wy, wx, :30, wy : wy + 3, wx : wx + 3] for wy in (0, 1) for wx in (0, 1))
-    gradients[:, : CONV1_BIAS.value].view(n, 30, 3, 3).copy_(conv1)
+    windows = [sums[:, wy, wx, :30, wy : wy + 3, wx : wx + 3] for wy in (0, 1) for wx in (0, 1)]  # a window's 3 x 3 of 4 x 4 pixels
+    torch.sum(torch.stack(windows), 0, out=gradients[:, : CONV1_BIAS.value].view(n, 30, 3, 3))
     torch.sum(bias_sums[:, :, :30], 1, out=gradients[:, CONV1_BIAS.value : CONV2.value])
     return gradients
 
@@ -114,10 +121,10 @@ def _conv1(images, weights, pooled, winner1, positions, PRODUCT: tl.constexpr, B
     valid = position < positions
     pixels = _pixels(images, position // 169, position // 13 % 13, position % 13, valid).to(pooled.dtype.element_ty)
     pixel, column, channel = tl.arange(0, 16)[:, None], tl.arange(0, 128)[None, :], tl.arange(0, 32)[None, :]
-    window, filter = column // 32, column % 32
+    window, out = column // 32, column % 32
     dy, dx = pixel // 4 - window // 2, pixel % 4 - window % 2
-    is_tap = (dy >= 0) & (dy < 3) & (dx >= 0) & (dx < 3) & (filter < 30)
-    weight = tl.load(weights + filter * 9 + dy * 3 + dx, is_tap, 0.0).to(pooled.dtype.element_ty)
+    is_tap = (dy >= 0) & (dy < 3) & (dx >= 0) & (dx < 3) & (out < 30)
+    weight = tl.load(weights + out * 9 + dy * 3 + dx, is_tap, 0.0).to(pooled.dtype.element_ty)
 
     values = tl.reshape(tl.dot(pixels, weight, input_precision=PRODUCT), (BLOCK, 4, 32))
     best, winner = tl.max(values, 1, return_indices=True)
@@ -125,7 +132,7 @@ def _conv1(images, weights, pooled, winner1, positions, PRODUCT: tl.constexpr, B
     closed = best <= 0
     target = position[:, None] * 32 + channel
     tl.store(pooled + target, tl.where(channel == 30, 1.0, tl.where(closed, 0.0, best)), valid[:, None])
-    tl.store(winner1 + target, tl.where(closed, OPEN, winner).to(tl.uint8), valid[:, None])
+    tl.store(winner1 + target, tl.where(closed, CLOSED, winner).to(tl.uint8), valid[:, None])
 
 
 @triton.jit
@@ -140,7 +147,7 @@ def _conv2(pooled, conv2, weights, hidden, winner2, positions, PRODUCT: tl.const
     bias = tl.load(weights + CONV2_BIAS + channel, channel < 50, 0.0)[None, :]
 
     best = tl.full((BLOCK, 64), float("-inf"), tl.float32)
-    winner = tl.full((BLOCK, 64), OPEN, tl.int32)
+    winner = tl.full((BLOCK, 64), CLOSED, tl.int32)
     for window in tl.static_range(4):
         value = tl.zeros((BLOCK, 64), tl.float32) + bias
         for tap in range(9):
@@ -152,7 +159,7 @@ def _conv2(pooled, conv2, weights, hidden, winner2, positions, PRODUCT: tl.const
     closed = best <= 0
     target = position[:, None] * 64 + channel[None, :]
     tl.store(hidden + target, tl.where(closed, 0.0, best), mask)
-    tl.store(winner2 + target, tl.where(closed, OPEN, winner).to(tl.uint8), mask)
+    tl.store(winner2 + target, tl.where(closed, CLOSED, winner).to(tl.uint8), mask)
 
 
 @triton.jit
@@ -193,7 +200,7 @@ def _head(
 
 @triton.jit
 def _fc1_backward(hidden, fc1, d_fc1, d_hidden, gradients, B: tl.constexpr, PRODUCT: tl.constexpr, BATCH: tl.constexpr):
-    """The hidden layer's weights, nine tenths of all parameters, 50 of 1250 features per program; and its input, one position per program."""
+    """The hidden layer's weights, nine tenths of all parameters, 50 features per program; and its input, one of 25 positions each."""
     client, row, part = tl.program_id(0), tl.arange(0, BATCH), tl.program_id(1)
     example, valid = client * B + row, (row < B)[:, None]
     unit, channel = tl.arange(0, 128), tl.arange(0, 64)
@@ -222,7 +229,7 @@ def _conv2_backward(pooled, winner2, d_hidden, gradients, B: tl.constexpr, PRODU
         position, valid = client * B * 25 + item, (item < B * 25)[:, None]
         example, y, x = position // 25, position // 5 % 5, position % 5
         error = tl.load(d_hidden + position[:, None] * 64 + channel[None, :], valid, 0.0)
-        winner = tl.load(winner2 + position[:, None] * 64 + channel[None, :], valid, OPEN)
+        winner = tl.load(winner2 + position[:, None] * 64 + channel[None, :], valid, CLOSED)
         source = pooled + (example * 169 + (2 * y + dy) * 13 + 2 * x)[:, None] * 32 + column[None, :]
         for window in tl.static_range(4):
             won = tl.where(winner == window, error, 0.0)
@@ -248,7 +255,7 @@ def _pooled_backward(winner2, d_hidden, back, d_pooled, blocks, PRODUCT: tl.cons
         above, left = y - neighbour // 2, x - neighbour % 2
         inside = ((block < blocks) & (above >= 0) & (above < 5) & (left >= 0) & (left < 5))[:, None]
         source = (example * 25 + above * 5 + left)[:, None] * 64 + channel[None, :]
-        won = tl.load(winner2 + source, inside, OPEN) == window
+        won = tl.load(winner2 + source, inside, CLOSED) == window
         error = tl.where(won, tl.load(d_hidden + source, inside, 0.0), 0.0)
         weight = tl.load(back + (step * 64 + channel[:, None]) * 128 + column[None, :])
         total = tl.dot(error, weight, total, input_precision=PRODUCT)
@@ -261,7 +268,7 @@ def _pooled_backward(winner2, d_hidden, back, d_pooled, blocks, PRODUCT: tl.cons
 def _conv1_backward(
     images, winner1, d_pooled, sums, bias_sums, B: tl.constexpr, SPLITS: tl.constexpr, PRODUCT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The first convolution's weights and bias: for each of the four windows, the sum over positions of its errors times the 4 x 4 pixels."""
+    """The first convolution's weights and bias: for each of the four windows, the sum over positions of errors times the 4 x 4 pixels."""
     client, split = tl.program_id(0), tl.program_id(1)
     channel, column = tl.arange(0, 32), tl.arange(0, 128)  # a column is (window, channel)
     total, bias_total = tl.zeros((128, 16), tl.float32), tl.zeros((32,), tl.float32)
@@ -270,9 +277,9 @@ def _conv1_backward(
         position, valid = client * B * 169 + item, item < B * 169
         pixels = _pixels(images, position // 169, position // 13 % 13, position % 13, valid).to(d_pooled.dtype.element_ty)
         source = position[:, None] * 32 + channel[None, :]
-        winner = tl.load(winner1 + source, valid[:, None], OPEN)
+        winner = tl.load(winner1 + source, valid[:, None], CLOSED)
         error = tl.load(d_pooled + source, valid[:, None], 0.0)
-        bias_total += tl.sum(tl.where(winner == OPEN, 0.0, error.to(tl.float32)), 0)
+        bias_total += tl.sum(tl.where(winner == CLOSED, 0.0, error.to(tl.float32)), 0)
         won = tl.where(winner[:, None, :] == tl.arange(0, 4)[None, :, None], error[:, None, :], 0.0)
         total = tl.dot(tl.trans(tl.reshape(won, (BLOCK, 128))), pixels, total, input_precision=PRODUCT)
     part = client * SPLITS + split

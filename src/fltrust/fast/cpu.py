@@ -1,7 +1,7 @@
 """The rules on the CPU in numba: few reads of the (n, d) matrix, memory for a few vectors (d,) beside it.
 
 updates    (n, d)  float32, rows one after the other in memory
-direction  (d,)    float64, of norm 1
+direction  (d,)    float64, of norm 1 (or the root update itself, float32)
 
 A Python thread per core runs each kernel on its part (numba lets go of the interpreter lock), as many as torch is set to use.
 Inner loops run over slices from 0, four rows or 256 columns at a time, since that is what the compiler turns into vector code.
@@ -25,7 +25,7 @@ Bits = NDArray[np.int32]
 Keys = NDArray[np.int16]  # halves of 32 bits
 Index = NDArray[np.int64]
 
-_BLOCK = 1 << 21  # values of the matrix that are held in float64 at the same time
+_WIDTH = 512  # columns whose inner products are taken at the same time
 _LANES = 256  # columns that are selected from at the same time
 _LOWEST, _HIGHEST = np.int16(-32768), np.int16(32767)
 
@@ -55,11 +55,11 @@ def _parts(count: int, unit: int) -> int:
 
 
 @compiled
-def _sums_of_four(a: Rows, b: Rows, c: Rows, d: Rows, direction: Floats, along: Floats, squares: Floats) -> None:
+def _sums_of_four(a: Rows, b: Rows, c: Rows, d: Rows, direction: NDArray[Any], along: Floats, squares: Floats) -> None:
     along_a = along_b = along_c = along_d = 0.0
     squares_a = squares_b = squares_c = squares_d = 0.0
     for column in range(direction.size):
-        toward = direction[column]
+        toward = np.float64(direction[column])
         value = np.float64(a[column])
         along_a += value * toward
         squares_a += value * value
@@ -95,7 +95,7 @@ def _add_four(total: Floats, updates: Rows, first: int, factor: Floats) -> None:
 
 
 @compiled
-def _row_sums(updates: Rows, direction: Floats, along: Floats, squares: Floats, start: int, stop: int) -> None:
+def _row_sums(updates: Rows, direction: NDArray[Any], along: Floats, squares: Floats, start: int, stop: int) -> None:
     along_four, squares_four = np.empty(4), np.empty(4)
     for first in range(start, stop, 4):
         last = stop - 1
@@ -117,7 +117,7 @@ def _weighted_sum(updates: Rows, factor: Floats, total: Floats, start: int, stop
 @compiled
 def _trusted_sum(
     updates: Rows,
-    direction: Floats,
+    root_update: Rows,
     root_norm: float,
     least_trust: float,
     stretch: tuple[float, float],
@@ -131,14 +131,21 @@ def _trusted_sum(
     for first in range(start, stop, 4):
         last = stop - 1
         a, b, c, d = updates[first], updates[min(first + 1, last)], updates[min(first + 2, last)], updates[min(first + 3, last)]
-        _sums_of_four(a, b, c, d, direction, along, squares)
+        _sums_of_four(a, b, c, d, root_update, along, squares)
         for k in range(4):
             factor[k] = 0.0
             if first + k < stop and 0 < squares[k] < math.inf:  # usable
                 norm = math.sqrt(squares[k])
-                trust[first + k] = min(max(along[k] / norm, least_trust), 1.0)
+                trust[first + k] = min(max(along[k] / (norm * root_norm), least_trust), 1.0)
                 factor[k] = trust[first + k] * min(max(root_norm / norm, stretch[0]), stretch[1])
         _add_four(total, updates, first, factor)
+
+
+def _together(totals: Floats) -> Tensor:
+    """The sum of the threads' sums (threads, ..)."""
+    for total in totals[1:]:
+        totals[0] += total
+    return torch.from_numpy(totals[0])
 
 
 def row_sums(updates: Tensor, direction: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -156,34 +163,73 @@ def weighted_sum(updates: Tensor, factor: Tensor) -> Tensor:
     n, d = updates.shape
     rows, factors, totals = updates.detach().numpy(), factor.numpy(), np.zeros((_parts(n, 4), d))
     _in_threads(lambda part, start, stop: _weighted_sum(rows, factors, totals[part], start, stop), n, 4)
-    return torch.from_numpy(totals).sum(dim=0)
+    return _together(totals)
 
 
-def trusted_sum(
-    updates: Tensor, direction: Tensor, root_norm: Tensor, least_trust: float, stretch: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
+def trusted_sum(updates: Tensor, root_update: Tensor, least_trust: float, stretch: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """See `fltrust.rules.trusted_sum`."""
     n, d = updates.shape
-    rows, toward, norm = updates.detach().numpy(), direction.numpy(), float(root_norm)
-    trust, totals = np.zeros(n), np.zeros((_parts(n, 4), d))
+    rows, root = updates.detach().numpy(), np.ascontiguousarray(root_update.detach().numpy())
+    along, squares, trust, totals = np.empty(1), np.empty(1), np.zeros(n), np.zeros((_parts(n, 4), d))
+    _row_sums(root[None], root, along, squares, 0, 1)
+    if 0 < squares[0] < math.inf:  # usable
+        norm = math.sqrt(squares[0])
 
-    def work(part: int, start: int, stop: int) -> None:
-        _trusted_sum(rows, toward, norm, least_trust, stretch, trust, totals[part], start, stop)
+        def work(part: int, start: int, stop: int) -> None:
+            _trusted_sum(rows, root, norm, least_trust, stretch, trust, totals[part], start, stop)
 
-    _in_threads(work, n, 4)
-    return torch.from_numpy(totals).sum(dim=0), torch.from_numpy(trust)
+        _in_threads(work, n, 4)
+    return _together(totals), torch.from_numpy(trust)
+
+
+# ---------------------------------------------------------------- pairs of rows: inner products, four rows by four
+
+
+@compiled
+def _four_by_four(rows: Floats, i: int, j: int, gram: Floats) -> None:
+    """gram[i : i + 4, j : j + 4] += the inner products of these rows; the sixteen sums stay in registers."""
+    a, b, c, d = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+    e, f, g, h = rows[j], rows[j + 1], rows[j + 2], rows[j + 3]
+    ae = af = ag = ah = be = bf = bg = bh = ce = cf = cg = ch = de = df = dg = dh = 0.0
+    for column in range(a.size):
+        in_a, in_b, in_c, in_d = a[column], b[column], c[column], d[column]
+        other = e[column]
+        ae, be, ce, de = ae + in_a * other, be + in_b * other, ce + in_c * other, de + in_d * other
+        other = f[column]
+        af, bf, cf, df = af + in_a * other, bf + in_b * other, cf + in_c * other, df + in_d * other
+        other = g[column]
+        ag, bg, cg, dg = ag + in_a * other, bg + in_b * other, cg + in_c * other, dg + in_d * other
+        other = h[column]
+        ah, bh, ch, dh = ah + in_a * other, bh + in_b * other, ch + in_c * other, dh + in_d * other
+    sums = ((ae, af, ag, ah), (be, bf, bg, bh), (ce, cf, cg, ch), (de, df, dg, dh))
+    for k in range(4):
+        for m in range(4):
+            gram[i + k, j + m] += sums[k][m]
+
+
+@compiled
+def _gram(updates: Rows, gram: Floats, start: int, stop: int) -> None:
+    n, d = updates.shape
+    block = np.zeros((len(gram), _WIDTH))  # in float64, in the cache; rows of zeros fill up the last four
+    for first in range(start * _WIDTH, min(stop * _WIDTH, d), _WIDTH):
+        width = min(_WIDTH, d - first)
+        for i in range(n):
+            row, values = block[i], updates[i, first : first + width]
+            for column in range(width):
+                row[column] = values[column]
+            row[width:] = 0
+        for i in range(0, len(gram), 4):
+            for j in range(0, i + 4, 4):
+                _four_by_four(block, i, j, gram)
 
 
 def gram(updates: Tensor) -> Tensor:
-    """updates @ updates.T (n, n) in float64. NumPy sees that the two factors are the same matrix and computes one triangle only."""
+    """The inner products (n, n) of the rows in float64; above the diagonal only some are filled in."""
     n, d = updates.shape
-    rows, products = updates.detach().numpy(), np.zeros((n, n))
-    with np.errstate(all="ignore"):  # rows may hold anything
-        width = max(1, _BLOCK // n)
-        for column in range(0, d, width):
-            block = rows[:, column : column + width].astype(np.float64)
-            products += block @ block.T
-    return torch.from_numpy(products)
+    rows, blocks, height = updates.detach().numpy(), -(-d // _WIDTH), -(-n // 4) * 4
+    grams = np.zeros((_parts(blocks, 1), height, height))
+    _in_threads(lambda part, start, stop: _gram(rows, grams[part], start, stop), blocks, 1)
+    return _together(grams)[:n, :n]
 
 
 # ---------------------------------------------------------------- columns: the value of a rank, without sorting

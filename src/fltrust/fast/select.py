@@ -42,15 +42,14 @@ def _ranked_mean(updates, usable, result, n, d, row_stride, trim, ROWS: tl.const
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     kept = tl.load(usable + row, row < n, 0) != 0
     count = tl.sum(kept.to(tl.int32), 0)
-    trim = tl.where(trim < 0, (count - 1) // 2, trim)  # the median keeps the one or two values in the middle
+    trim = tl.where(trim < 0, tl.maximum(count - 1, 0) // 2, trim)  # the median keeps the one or two values in the middle
     left = count - 2 * trim
 
     offset = row.to(tl.int64)[:, None] * row_stride + column[None, :]
     value = tl.load(updates + offset, kept[:, None] & (column < d)[None, :], 0.0)
     key = _key(value.to(tl.int32, bitcast=True))
     key = tl.where(kept[:, None], key, 0x7FFFFFFF)  # unusable rows come last
-    low = _of_rank(key, trim, COLUMNS)
-    high = _of_rank(key, count - 1 - trim, COLUMNS)
+    low, high = _of_ranks(key, trim, count - 1 - trim, COLUMNS)
 
     # Several clients may share the lowest or the highest value that is left: take as many of them as are left.
     between = (key > low[None, :]) & (key < high[None, :])
@@ -70,13 +69,15 @@ def _key(bits):
 
 
 @triton.jit
-def _of_rank(key, rank, COLUMNS: tl.constexpr):
-    """The key of that rank (0 is the smallest) in each column, bit by bit: the largest that at most `rank` keys are below."""
-    found = tl.full((COLUMNS,), -0x80000000, tl.int32)
+def _of_ranks(key, low_rank, high_rank, COLUMNS: tl.constexpr):
+    """The keys of these two ranks (0 is the smallest) in each column, bit by bit: the largest that at most `rank` keys are below."""
     bit = tl.full((COLUMNS,), -0x80000000, tl.int32)
+    low, high = bit, bit
     for _ in range(32):
-        trial = found ^ bit
-        below = tl.sum((key < trial[None, :]).to(tl.int32), 0)
-        found = tl.where(below <= rank, trial, found)
+        try_low, try_high = low ^ bit, high ^ bit
+        below = tl.where(key < try_low[None, :], 1, 0) + tl.where(key < try_high[None, :], 65536, 0)
+        below = tl.sum(below, 0)  # both counts in one number: sums across threads are what costs
+        low = tl.where(below % 65536 <= low_rank, try_low, low)
+        high = tl.where(below // 65536 <= high_rank, try_high, high)
         bit = (bit >> 1) & 0x7FFFFFFF
-    return found
+    return low, high

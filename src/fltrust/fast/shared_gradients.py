@@ -37,7 +37,7 @@ def shared_gradients(module: nn.Module, weights: Tensor, images: Tensor, labels:
     parts = {name: part.view(shape).detach().requires_grad_() for (name, shape), part in zip(parameters, weights.split(sizes), strict=True)}
     per_client = _PerClient(n, PRECISIONS[precision][1])
     for part, columns in zip(parts.values(), gradients.split(sizes, 1), strict=True):
-        per_client.gradient[part] = columns.unflatten(1, part.shape)
+        per_client.gradient[part] = columns.view(n, *part.shape)
 
     batch = images.flatten(0, 1).to(PRECISIONS[precision][0])
     if batch.dim() == 4:
@@ -58,47 +58,56 @@ class _PerClient(TorchFunctionMode):
 
     def __init__(self, n: int, product: str) -> None:
         super().__init__()
-        self.n, self.product, self.gradient = n, product, {}  # type: ignore[var-annotated]
+        self.n, self.product = n, product
+        self.gradient: dict[Tensor, Tensor] = {}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        layer = {functional.conv2d: self.conv2d, functional.linear: self.linear, functional.batch_norm: self.batch_norm}.get(
-            function, function
-        )
-        return layer(*args, **(kwargs or {}))
+        layers = {functional.conv2d: self.conv2d, functional.linear: self.linear, functional.batch_norm: self.batch_norm}
+        return layers.get(function, function)(*args, **(kwargs or {}))
 
     def conv2d(self, images, weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
-        if groups != 1 or tuple(dilation) != (1, 1) or isinstance(padding, str):
-            raise InputError("convolutions with groups, dilation or padding by name have no gradients per client")
-        result = _Convolution.apply(images, weight, self, tuple(stride), tuple(padding))
+        stride, padding, dilation = ((pair, pair) if isinstance(pair, int) else tuple(pair) for pair in (stride, padding, dilation))
+        square = all(len(set(pair)) == 1 for pair in (weight.shape[2:], stride, padding))
+        if not square or groups != 1 or dilation != (1, 1):
+            raise InputError("only square convolutions without groups and dilation have gradients per client")
+        result = _Convolution.apply(images, weight, self, stride[0], padding[0])
         return result if bias is None else _Bias.apply(result, bias, self)
 
     def linear(self, features, weight, bias=None):
+        if features.dim() != 2:
+            raise InputError(
+                f"linear layers of {features.dim()}-dimensional input have no gradients per client, only of (examples, features)"
+            )
         result = _Linear.apply(features, weight, self)
         return result if bias is None else _Bias.apply(result, bias, self)
 
     def batch_norm(self, images, mean, variance, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-        if not training or mean is not None or weight is None or bias is None:
-            raise InputError("batch norm has gradients per client only with weights and the statistics of each batch")
+        if images.dim() != 4 or not training or mean is not None or weight is None or bias is None:
+            raise InputError("only batch norm of images, with weights and the statistics of each batch, has gradients per client")
         return _BatchNorm.apply(images, weight, bias, self, eps)
 
 
 class _Convolution(Function):
     @staticmethod
     def forward(ctx, images, weight, per_client, stride, padding):
+        images = images.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(images, weight)
         ctx.rest = per_client, stride, padding
-        return torch.conv2d(images, _like(weight, images), None, stride, padding)
+        return _convolve(images, weight.to(images.dtype), stride, padding, per_client.product)
 
     @staticmethod
     def backward(ctx, error):
         (images, weight), (per_client, stride, padding) = ctx.saved_tensors, ctx.rest
         error = error.contiguous(memory_format=torch.channels_last)
-        sums = _convolution_sums(per_client, images, error, weight.shape, stride, padding)
-        per_client.gradient[weight] += sums
+        per_client.gradient[weight] += _convolution_sums(per_client.n, images, error, weight.shape, stride, padding, per_client.product)
         before = None
         if ctx.needs_input_grad[0]:
-            settings = (None, stride, padding, (1, 1), False, (0, 0), 1, (True, False, False))
-            before = torch.ops.aten.convolution_backward(error, images, _like(weight, images), *settings)[0]
+            taps = weight.detach().to(error.dtype)
+            if stride == 1:  # backward is a convolution too, with the kernel turned round
+                before = _convolve(error, taps.flip(2, 3).transpose(0, 1), 1, weight.shape[2] - 1 - padding, per_client.product)
+            else:
+                sizes = (None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [True, False, False])
+                before = torch.ops.aten.convolution_backward(error, images, taps.contiguous(memory_format=torch.channels_last), *sizes)[0]
         return before, None, None, None, None
 
 
@@ -107,20 +116,21 @@ class _Linear(Function):
     def forward(ctx, features, weight, per_client):
         ctx.save_for_backward(features, weight)
         ctx.per_client = per_client
-        return features @ _like(weight, features).t()
+        return features @ weight.detach().to(features.dtype).t()
 
     @staticmethod
     def backward(ctx, error):
         (features, weight), per_client = ctx.saved_tensors, ctx.per_client
-        per_client.gradient[weight] += error.unflatten(0, (per_client.n, -1)).mT @ features.unflatten(0, (per_client.n, -1))
-        return error @ _like(weight, error), None, None
+        errors, inputs = (tensor.float().unflatten(0, (per_client.n, -1)) for tensor in (error, features))
+        per_client.gradient[weight] += errors.mT @ inputs
+        return error @ weight.detach().to(error.dtype), None, None
 
 
 class _Bias(Function):
     @staticmethod
     def forward(ctx, features, bias, per_client):
         ctx.rest = bias, per_client
-        return features + _like(bias, features).view(-1, *[1] * (features.dim() - 2))
+        return features + bias.detach().to(features.dtype).view(-1, *[1] * (features.dim() - 2))
 
     @staticmethod
     def backward(ctx, error):
@@ -156,11 +166,6 @@ class _BatchNorm(Function):
         slope = weight * inverse
         second = -slope * inverse * d_weight / count
         return _combine(error, slope, images, second, -slope * d_bias / count - second * mean), None, None, None, None
-
-
-def _like(weight: Tensor, other: Tensor) -> Tensor:
-    memory_format = torch.channels_last if weight.dim() == 4 else torch.contiguous_format
-    return weight.detach().to(other.dtype, memory_format=memory_format)
 
 
 SPLITS = 16  # programs that share a client's sums over positions
@@ -227,51 +232,94 @@ def _combine_kernel(first, a, second, b, c, result, positions, channels: tl.cons
     tl.store(result + place, value, mask)
 
 
-def _convolution_sums(per_client, images: Tensor, error: Tensor, shape: torch.Size, stride, padding) -> Tensor:
-    """Each client's gradient of a convolution's weights, (n, out, in, height, width)."""
-    n = per_client.n
-    out, before, height, width = shape
-    images = images.contiguous(memory_format=torch.channels_last)
-    columns = width * before  # the pixels under one row of the kernel lie side by side
-    block = min(128, max(16, triton.next_power_of_2(columns)))
-    blocks = triton.cdiv(columns, block)
-    splits = min(64, max(1, 1024 // (n * height * blocks)))
-    sums = torch.empty(n, splits, height, out, columns, device=images.device)
-    rows = max(16, triton.next_power_of_2(out))
-    kernel, positions = 128 if rows * block <= 2048 else 64, error.numel() // (n * out)
-    _convolution_kernel[(n * splits, height, blocks)](
-        images, error, sums, positions, splits, before, *images.shape[2:], out, *error.shape[2:], *stride, *padding, columns,
-        per_client.product, kernel, rows, block,
-    )  # fmt: skip
-    return sums.sum(1).view(n, height, out, width, before).permute(0, 2, 4, 1, 3)
+# Convolutions. The pixels under one row of a kernel lie side by side, so (dx, channel) is one long axis: the columns of a matrix
+# (positions, columns) that is never stored.
 
 
 @triton.jit
-def _convolution_kernel(
-    images, error, sums,
-    POSITIONS: tl.constexpr, SPLITS: tl.constexpr, BEFORE: tl.constexpr, IMAGE_HEIGHT: tl.constexpr, IMAGE_WIDTH: tl.constexpr,
-    OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
-    PADDING_Y: tl.constexpr, PADDING_X: tl.constexpr, COLUMNS: tl.constexpr,
-    PRODUCT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """One row of a convolution's kernel: the sum over positions of error (positions, out)^T times the pixels there (positions, (dx, before))."""
+def _under(images, position, valid, dy, column, BEFORE: tl.constexpr, IMAGE_HEIGHT: tl.constexpr, IMAGE_WIDTH: tl.constexpr,
+           HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """The pixels under row dy of the kernel, (positions, columns)."""
+    y, x = position // WIDTH % HEIGHT * STRIDE + dy - PADDING, position % WIDTH * STRIDE - PADDING
+    pixel = (position // (HEIGHT * WIDTH) * IMAGE_HEIGHT + y) * IMAGE_WIDTH + x
+    beside = x[:, None] + (column // BEFORE)[None, :]
+    inside = (valid & (y >= 0) & (y < IMAGE_HEIGHT))[:, None] & (column < COLUMNS)[None, :] & (beside >= 0) & (beside < IMAGE_WIDTH)
+    return tl.load(images + pixel.to(tl.int64)[:, None] * BEFORE + column[None, :], inside, 0.0)
+
+
+def _convolve(images: Tensor, weight: Tensor, stride: int, padding: int, product: str) -> Tensor:
+    """torch.conv2d of square kernels; cuDNN has nothing fast for 16 channels."""
+    out, before, side, _ = weight.shape
+    height, width = ((size + 2 * padding - side) // stride + 1 for size in images.shape[2:])
+    result = torch.empty(len(images), out, height, width, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+    positions, columns = len(images) * height * width, side * before
+    shape = (before, *images.shape[2:], height, width, stride, padding, columns)
+    block = min(64, max(16, triton.next_power_of_2(columns)))
+    _convolve_kernel[(triton.cdiv(positions, 128),)](
+        images,
+        weight.permute(2, 3, 1, 0).contiguous(),
+        result,
+        positions,
+        out,
+        side,
+        *shape,
+        product,
+        128,
+        max(16, triton.next_power_of_2(out)),
+        block,
+    )
+    return result
+
+
+@triton.jit
+def _convolve_kernel(images, weight, result, positions, OUT: tl.constexpr, SIDE: tl.constexpr,
+                     BEFORE: tl.constexpr, IMAGE_HEIGHT: tl.constexpr, IMAGE_WIDTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+                     STRIDE: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr,
+                     PRODUCT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):  # fmt: skip
+    position, channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, ROWS)[None, :]
+    valid = position < positions
+    total = tl.zeros((BLOCK, ROWS), tl.float32)
+    for dy in range(SIDE):
+        for start in range(0, COLUMNS, BLOCK_COLUMNS):
+            column = start + tl.arange(0, BLOCK_COLUMNS)
+            seen = _under(images, position, valid, dy, column, BEFORE, IMAGE_HEIGHT, IMAGE_WIDTH, HEIGHT, WIDTH, STRIDE, PADDING, COLUMNS)
+            known = (column < COLUMNS)[:, None] & (channel < OUT)
+            taps = tl.load(weight + (dy * COLUMNS + column)[:, None] * OUT + channel, known, 0.0)
+            total = tl.dot(seen, taps, total, input_precision=PRODUCT)
+    tl.store(result + position.to(tl.int64)[:, None] * OUT + channel, total, valid[:, None] & (channel < OUT))
+
+
+def _convolution_sums(n: int, images: Tensor, error: Tensor, shape: torch.Size, stride: int, padding: int, product: str) -> Tensor:
+    """Each client's gradient of a convolution's weights, (n, out, in, side, side)."""
+    out, before, side, _ = shape
+    columns, positions = side * before, error.numel() // (n * out)
+    block, rows = min(128, max(16, triton.next_power_of_2(columns))), max(16, triton.next_power_of_2(out))
+    blocks = triton.cdiv(columns, block)
+    step = 128 if rows * block <= 2048 else 64
+    splits = min(triton.cdiv(positions, step), max(1, 1024 // (n * side * blocks)))  # programs that share a client's positions
+    sums = torch.empty(n, splits, side, out, columns, device=images.device)
+    _convolution_sums_kernel[(n * splits, side, blocks)](
+        images, error, sums, positions, splits, out, before, *images.shape[2:], *error.shape[2:], stride, padding, columns,
+        product, step, rows, block,
+    )  # fmt: skip
+    return sums.sum(1).view(n, side, out, side, before).permute(0, 2, 4, 1, 3)
+
+
+@triton.jit
+def _convolution_sums_kernel(images, error, sums, POSITIONS: tl.constexpr, SPLITS: tl.constexpr, OUT: tl.constexpr,
+                             BEFORE: tl.constexpr, IMAGE_HEIGHT: tl.constexpr, IMAGE_WIDTH: tl.constexpr,
+                             HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, COLUMNS: tl.constexpr,
+                             PRODUCT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):  # fmt: skip
+    """One row of the kernel: the sum over a client's positions of error (positions, out)^T times the pixels under it."""
     client, split, dy = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS, tl.program_id(1)
     channel, column = tl.arange(0, ROWS), tl.program_id(2) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     total = tl.zeros((ROWS, BLOCK_COLUMNS), tl.float32)
     for start in range(0, POSITIONS, SPLITS * BLOCK):
         item = start + split * BLOCK + tl.arange(0, BLOCK)
-        position, valid = client.to(tl.int64) * POSITIONS + item, item < POSITIONS
-        example, y, x = (
-            position // (HEIGHT * WIDTH),
-            item // WIDTH % HEIGHT * STRIDE_Y + dy - PADDING_Y,
-            item % WIDTH * STRIDE_X - PADDING_X,
-        )
-        inside = (valid & (y >= 0) & (y < IMAGE_HEIGHT))[:, None] & (column < COLUMNS)[None, :]
-        under = x[:, None] + (column // BEFORE)[None, :]
-        inside = inside & (under >= 0) & (under < IMAGE_WIDTH)
-        source = ((example * IMAGE_HEIGHT + y) * IMAGE_WIDTH + x)[:, None] * BEFORE + column[None, :]
-        seen = tl.load(images + source, inside, 0.0)
-        mistake = tl.load(error + position[:, None] * OUT + channel[None, :], valid[:, None] & (channel < OUT)[None, :], 0.0)
+        position, valid = client * POSITIONS + item, item < POSITIONS
+        seen = _under(images, position, valid, dy, column, BEFORE, IMAGE_HEIGHT, IMAGE_WIDTH, HEIGHT, WIDTH, STRIDE, PADDING, COLUMNS)
+        known = valid[:, None] & (channel < OUT)[None, :]
+        mistake = tl.load(error + position.to(tl.int64)[:, None] * OUT + channel[None, :], known, 0.0)
         total = tl.dot(tl.trans(mistake), seen, total, input_precision=PRODUCT)
     target = ((tl.program_id(0) * tl.num_programs(1) + dy) * OUT + channel)[:, None] * COLUMNS + column[None, :]
     tl.store(sums + target, total, (channel < OUT)[:, None] & (column < COLUMNS)[None, :])

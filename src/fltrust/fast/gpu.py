@@ -1,0 +1,75 @@
+"""The rules' kernels on a CUDA device: sums over rows and columns in one read each, accumulated in float64.
+
+Import this file only where the tensors are on such a device: it needs Triton. n clients, d parameters, updates (n, d) float32.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+# ruff: noqa: N803
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fltrust.fast.select import ranked_mean
+
+__all__ = ["gram", "ranked_mean", "row_sums", "weighted_sum"]
+
+SPAN = 8192  # values of a row that one program adds up
+WIDTH = 2048  # columns of one product of the Gram matrix: short, so that float32 sums stay accurate
+
+
+def row_sums(updates: Tensor, direction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(n,) float64 each: the rows' inner products with the direction (d,), and their squared norms."""
+    n, d = updates.shape
+    parts = triton.cdiv(d, SPAN)
+    sums = torch.empty(2, n, parts, dtype=torch.float64, device=updates.device)
+    along = updates if direction is None else direction
+    _row_sums[(n, parts)](updates, along, sums, d, updates.stride(0), n * parts, direction is not None, SPAN, 1024)
+    along_sums, squares = sums.sum(2)
+    return along_sums, squares
+
+
+@triton.jit
+def _row_sums(updates, direction, sums, d, row_stride, plane, WITH: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0), tl.program_id(1)
+    along = tl.zeros((BLOCK,), tl.float64)
+    squares = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, SPAN, BLOCK):
+        column = part * SPAN + start + tl.arange(0, BLOCK)
+        value = tl.load(updates + row.to(tl.int64) * row_stride + column, column < d, 0.0).to(tl.float64)
+        squares += value * value
+        if WITH:
+            along += value * tl.load(direction + column, column < d, 0.0).to(tl.float64)
+    place = row * tl.num_programs(1) + part
+    tl.store(sums + place, tl.sum(along, 0))
+    tl.store(sums + plane + place, tl.sum(squares, 0))
+
+
+def weighted_sum(updates: Tensor, factor: Tensor) -> Tensor:
+    """(d,) float64: the sum of factor (n,) times row; a row of factor 0 counts nothing, whatever it holds."""
+    n, d = updates.shape
+    total = torch.empty(d, dtype=torch.float64, device=updates.device)
+    _weighted_sum[(triton.cdiv(d, 128),)](updates, factor, total, n, d, updates.stride(0), 16, 128)
+    return total
+
+
+@triton.jit
+def _weighted_sum(updates, factor, total, n, d, row_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float64)
+    for first in range(0, n, ROWS):
+        row = first + tl.arange(0, ROWS)
+        by = tl.load(factor + row, row < n, 0.0)
+        counts = (by != 0)[:, None] & (column < d)[None, :]
+        value = tl.load(updates + row.to(tl.int64)[:, None] * row_stride + column[None, :], counts, 0.0)
+        sums += by[:, None] * value.to(tl.float64)
+    tl.store(total + column, tl.sum(sums, 0), column < d)
+
+
+def gram(updates: Tensor) -> Tensor:
+    """(n, n) float64: float32 products over a few columns at a time, added up in float64."""
+    whole = updates.shape[1] // WIDTH * WIDTH
+    blocks = updates[:, :whole].unflatten(1, (-1, WIDTH)).transpose(0, 1)  # (blocks, n, WIDTH)
+    rest = updates[:, whole:].double()
+    return torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T)

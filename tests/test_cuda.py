@@ -1,0 +1,119 @@
+"""On a CUDA device: the rules as on the CPU, and a run as a CUDA graph equal to the same run without one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fltrust.attacks import ATTACKS
+from fltrust.data import Task
+from fltrust.experiment import Experiment
+from fltrust.rules import RULES, Krum, Rule, TrimmedMean
+from fltrust.simulation import Record, _plain, simulate
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import numpy as np
+
+from fltrust.attacks import Scaling, Trigger
+from fltrust.models import CNN, ResNet20, initialise
+
+
+def every_rule() -> list[Rule]:
+    return [kind(2) if kind in (Krum, TrimmedMean) else kind() for kind in RULES.values()]  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("rule", every_rule(), ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("broken", [False, True])
+def test_rules_are_those_of_the_cpu(rule: Rule, broken: bool) -> None:
+    updates = torch.randn(20, 30_011, generator=torch.Generator().manual_seed(1))
+    root = torch.randn(30_011, generator=torch.Generator().manual_seed(2))
+    updates += 0.3 * root
+    if broken:
+        updates[3, 7], updates[5, 1], updates[9] = float("nan"), float("inf"), 0
+        updates[11] *= 1e30
+    sizes = torch.arange(1.0, 21)
+    here, there = rule(updates, root, sizes), rule(updates.cuda(), root.cuda(), sizes.cuda())
+    torch.testing.assert_close(there.update.cpu(), here.update, rtol=1e-4, atol=1e-5)
+    assert (here.weight is None) == (there.weight is None)
+    if here.weight is not None and there.weight is not None:
+        torch.testing.assert_close(there.weight.cpu(), here.weight, rtol=1e-4, atol=1e-6)
+
+
+def image_task(attack: Any, device: str, *, residual: bool = False, precision: str = "highest") -> Task:
+    rng = np.random.default_rng(0)
+    shape = (3, 16, 16) if residual else (1, 28, 28)
+    labels = rng.integers(0, 10, 400)
+    images = (rng.random((400, *shape)) + labels[:, None, None, None] / 5).astype(np.float32)
+    network = (ResNet20 if residual else CNN)(shape, 10)
+    clients = np.split(np.arange(30, 390), 12)
+    return Task.from_arrays(
+        images,
+        labels,
+        images[:200],
+        labels[:200],
+        clients=clients,
+        root=np.arange(30),
+        model=initialise(network, np.random.default_rng(1)),
+        malicious=3,
+        attack=attack,
+        device=device,
+        precision=precision,
+    )
+
+
+def run_of(rule: str, attack: Any, **changes: Any) -> Experiment:
+    kind = RULES[rule]
+    made = kind(3) if kind in (Krum, TrimmedMean) else kind()  # type: ignore[call-arg]
+    fixed = {"dataset": "own", "model": "own", "num_clients": 12, "clients_per_round": 12, "malicious": 3, "batch_size": 8, "root_size": 30}
+    return Experiment(**{**fixed, "rule": made, "attack": attack, "rounds": 4, "global_lr": 1e-3, "evaluate_every": 1, **changes})
+
+
+def made(attack: str) -> Any:
+    return Scaling(trigger=Trigger(((1, 1), (2, 2)), 5.0, 1)) if attack == "scaling" else ATTACKS[attack]()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_graphed_run_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, rule: str, attack: str) -> None:
+    run, task = run_of(rule, made(attack)), image_task(made(attack), "cuda")
+    graphed = list(simulate(run, task))
+    monkeypatch.setattr("fltrust.simulation._graphed", _plain)
+    assert_same(graphed, list(simulate(run, task)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"clients_per_round": 6}, {"local_steps": 2, "local_lr": 0.01}, {"root_batch": "batch"}, {"loss": "mean"}]
+)
+@pytest.mark.parametrize("attack", ["none", "trim", "scaling", "optimal-adaptive"])
+def test_a_run_on_the_gpu_has_the_batches_and_numbers_of_the_cpu(attack: str, changes: dict[str, Any]) -> None:
+    run = run_of("fltrust", made(attack), **changes)
+    if attack == "trim":  # its noise is drawn on the device, so only what does not depend on it is equal
+        run = run_of("fltrust-server", made(attack), **changes)
+    there, here = (list(simulate(run, image_task(made(attack), device))) for device in ("cuda", "cpu"))
+    assert_same(there, here, 2e-4)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_batch_norm_on_the_gpu(precision: str) -> None:
+    run = run_of("fedavg", made("none"), rounds=2)
+    there = list(simulate(run, image_task(made("none"), "cuda", residual=True, precision=precision)))
+    here = list(simulate(run, image_task(made("none"), "cpu", residual=True)))
+    assert_same(there, here, {"highest": 1e-4, "high": 2e-3, "medium": 1e-2}[precision])
+
+
+def test_it_goes_on_with_the_same_bits() -> None:
+    run, task = run_of("fltrust", made("adaptive")), image_task(made("adaptive"), "cuda")
+    whole = list(simulate(run, task))
+    rest = list(simulate(run, task, after=2, weights=whole[1].weights))
+    assert_same(rest, whole[2:], 1e-6)
+
+
+def assert_same(some: list[Record], others: list[Record], tolerance: float) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert one.weights is not None
+        assert other.weights is not None
+        assert one.clients == other.clients
+        difference = (one.weights.cpu() - other.weights.cpu()).norm() / other.weights.cpu().norm()
+        assert difference < tolerance

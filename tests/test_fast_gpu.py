@@ -1,0 +1,171 @@
+"""The Triton kernels against plain autograd and torch.sort in float64: on a CUDA device, or slowly without one under TRITON_INTERPRET=1."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from fltrust.errors import InputError
+from fltrust.fast import gpu
+from fltrust.fast.cnn_gradients import cnn_gradients
+from fltrust.fast.select import ranked_mean
+from fltrust.fast.shared_gradients import shared_gradients
+from fltrust.models import CNN, Model, ResidualBlock
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's interpreter cannot multiply bfloat16.
+PRECISIONS = {"highest": 1e-5, "high": 5e-2, "medium": 2e-1} if DEVICE == "cuda" else {"highest": 1e-5}
+
+
+def draw(shape: tuple[int, ...], n: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(n * 100 + b)
+    images, labels, share = (
+        torch.rand(n, b, *shape, generator=rng),
+        torch.randint(0, 10, (n, b), generator=rng),
+        torch.rand(n, b, generator=rng) - 0.2,
+    )
+    share[:, -1] = 0  # as examples that only fill up a batch
+    return images.to(DEVICE), labels.to(DEVICE), share.to(DEVICE)
+
+
+def one_by_one(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+    rows = []
+    for own_images, own_labels, own_share in zip(images.double(), labels, share.double(), strict=True):
+        leaf = weights.double().requires_grad_()
+        loss = (cross_entropy(model.logits(leaf, own_images), own_labels, reduction="none") * own_share).sum()
+        rows.append(torch.autograd.grad(loss, leaf)[0])
+    return torch.stack(rows)
+
+
+def relative_errors(rows: Tensor, expected: Tensor) -> Tensor:
+    return (rows.double() - expected).norm(dim=1) / expected.norm(dim=1)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("n", "b"), [(3, 2), (1, 33)])
+def test_cnn_gradients_are_those_of_each_client_alone(n: int, b: int, precision: str) -> None:
+    torch.manual_seed(1)
+    model = Model(CNN((1, 28, 28), 10).to(DEVICE))
+    weights = model.initial_weights.to(DEVICE)
+    batch = draw((1, 28, 28), n, b)
+    rows = cnn_gradients(weights, *batch, precision)
+    assert rows.shape == (n, 139_960)
+    assert relative_errors(rows, one_by_one(model, weights, *batch)).max() < PRECISIONS[precision]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter
+def test_cnn_gradients_keep_nan_to_the_client_that_has_it() -> None:
+    torch.manual_seed(1)
+    weights = Model(CNN((1, 28, 28), 10)).initial_weights.to(DEVICE)
+    images, labels, share = draw((1, 28, 28), 2, 2)
+    expected = cnn_gradients(weights, images, labels, share, "highest")
+    images[0, 0] = torch.nan
+    rows = cnn_gradients(weights, images, labels, share, "highest")
+    assert rows[0].isnan().any()
+    assert torch.equal(rows[1], expected[1])
+
+
+class Small(nn.Module):
+    """Every kind of layer once: with and without bias, with stride, batch norm, a shortcut, a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 2)
+        self.block = ResidualBlock(3, 5, 2)
+        self.twice = nn.Linear(5, 5)
+        self.output = nn.Linear(5, 10, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.block(self.conv(images)).mean((2, 3))
+        logits: Tensor = self.output(self.twice(self.twice(hidden).relu()))
+        return logits
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_shared_gradients_are_those_of_each_client_alone(precision: str) -> None:
+    torch.manual_seed(2)
+    model = Model(Small().to(DEVICE))
+    weights = model.initial_weights.to(DEVICE)
+    batch = draw((2, 6, 5), 3, 4)
+    rows = shared_gradients(model.module, weights, *batch, precision)
+    assert relative_errors(rows, one_by_one(model, weights, *batch)).max() < PRECISIONS[precision]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(4, 10)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.output(images.flatten(1)) * self.scale
+        return logits
+
+
+def test_shared_gradients_refuse_what_they_would_get_wrong() -> None:
+    batch = draw((1, 2, 2), 2, 2)
+    with pytest.raises(InputError, match="used elsewhere: scale"):
+        shared_gradients(Scaled(), torch.ones(51, device=DEVICE), *batch, "highest")
+    grouped = nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Flatten(), nn.Linear(8, 10))
+    with pytest.raises(InputError, match="without groups"):
+        shared_gradients(grouped, torch.ones(94, device=DEVICE), *draw((2, 2, 2), 2, 2), "highest")
+
+
+def sorted_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
+    ranked = updates[usable].double().sort(0).values
+    cut = max(0, len(ranked) - 1) // 2 if trim is None else trim
+    return ranked[cut : len(ranked) - cut].mean(0) if len(ranked) > 2 * cut else torch.zeros_like(updates[0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100, 129])
+@pytest.mark.parametrize("trim", [None, 0, 1, 20])
+def test_ranked_mean_is_that_of_the_sorted_columns(n: int, trim: int | None) -> None:
+    rng = torch.Generator().manual_seed(n)
+    updates = torch.randn(n, 37, generator=rng).to(DEVICE)
+    updates[:, 0] = updates[:, 0].round()  # ties
+    updates[:, 1] = -0.5
+    for usable in (torch.ones(n, dtype=torch.bool), torch.rand(n, generator=rng) < 0.6, torch.zeros(n, dtype=torch.bool)):
+        usable = usable.to(DEVICE)
+        expected = sorted_mean(updates, usable, trim)
+        sent = torch.where(usable[:, None], updates, torch.nan)
+        assert (ranked_mean(sent, usable, trim) - expected).abs().max() < 1e-6
+
+
+def test_ranked_mean_by_hand() -> None:
+    updates = torch.tensor([[1.0, -3.0], [10.0, -3.0], [2.0, 5.0], [4.0, -3.0], [99.0, 99.0]], device=DEVICE)
+    usable = torch.tensor([True, True, True, True, False], device=DEVICE)
+    assert ranked_mean(updates, usable, None).tolist() == [3.0, -3.0]
+    assert ranked_mean(updates, usable, 1).tolist() == [3.0, -3.0]
+    assert ranked_mean(updates, usable, 0).tolist() == [4.25, -1.0]
+    assert ranked_mean(updates, usable, 2).tolist() == [0.0, 0.0]
+
+
+def test_ranked_mean_says_how_many_clients_are_too_many() -> None:
+    with pytest.raises(InputError, match="8193 clients"):
+        ranked_mean(torch.zeros(8193, 1, device=DEVICE), torch.ones(8193, dtype=torch.bool, device=DEVICE), None)
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (3, 130), (17, 9000)])
+def test_sums_over_rows_and_columns(n: int, d: int) -> None:
+    rng = torch.Generator().manual_seed(n)
+    updates = torch.randn(n, d, generator=rng).to(DEVICE)
+    direction = torch.randn(d, generator=rng, dtype=torch.float64).to(DEVICE)
+    factor = torch.randn(n, generator=rng, dtype=torch.float64).to(DEVICE)
+    along, squares = gpu.row_sums(updates, direction)
+    torch.testing.assert_close(along, updates.double() @ direction, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(squares, updates.double().square().sum(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gpu.row_sums(updates, None)[1], squares)
+    torch.testing.assert_close(gpu.weighted_sum(updates, factor), factor @ updates.double(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gpu.gram(updates), updates.double() @ updates.double().T, rtol=1e-5, atol=1e-3)
+
+
+def test_a_row_of_factor_zero_counts_nothing_whatever_it_holds() -> None:
+    updates = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]]).to(DEVICE)
+    total = gpu.weighted_sum(updates, torch.tensor([0.0, 2.0], dtype=torch.float64).to(DEVICE))
+    assert total.tolist() == [4.0, 6.0]
