@@ -137,7 +137,7 @@ def trusted_sum(
     The trust is the cosine with the root update, at least `least_trust`. Each row is brought to the norm of the root update, but made
     longer or shorter by a factor within `stretch` only.
     """
-    if kernels := _kernels(updates):
+    if updates.device.type == "cpu" and (kernels := _kernels(updates)):  # one read of memory for both sums below
         total, trust = kernels.trusted_sum(updates, root_update, least_trust, stretch)
         return total, trust
     direction, root_norm = direction_and_norm(root_update)

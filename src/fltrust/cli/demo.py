@@ -19,6 +19,8 @@ ATTACKS = {
     "scaling": "Scaling attack: plant a backdoor",
 }
 
+SETTINGS = {"num_clients": 10, "malicious": 3, "rounds": 150, "evaluate_every": 25}
+
 NEXT = """Try next
   fltrust run --dataset mnist-5k --rule krum --attack krum     another rule, the attack made for it
   fltrust run --dataset mnist-5k --attack optimal-adaptive     the attack that FLTrust does not survive so well
@@ -28,7 +30,7 @@ NEXT = """Try next
 
 def show(*, device: str, seed: int) -> None:
     device = chosen_device(device)
-    runs = {(rule, attack): Experiment.on("mnist-5k", rule, attack, seed=seed) for attack in ATTACKS for rule in RULES}
+    runs = {(rule, attack): Experiment.on("mnist-5k", rule, attack, seed=seed, **SETTINGS) for attack in ATTACKS for rule in RULES}
     first = next(iter(runs.values()))
     screen = Console()
     screen.print(
