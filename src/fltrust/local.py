@@ -26,7 +26,7 @@ def local_updates(
     """
     if weights.device.type == "cpu":
         return _threads_over_clients(model, weights, images, labels, share, lr)
-    if images.shape[1] == 1 and _can_share(model, weights, images, labels, share):
+    if images.shape[1] == 1 and _can_share(model, weights, images, labels, share, precision):
         return _one_shared_pass(model, weights, images[:, 0], labels[:, 0], -lr * share[:, 0], precision)
     return _batched_clients(model, weights, images, labels, share, lr)
 
@@ -72,11 +72,11 @@ def _one_shared_pass(model: Model, weights: Tensor, images: Tensor, labels: Tens
     return shared_gradients(model.module, weights, images, labels, share, precision)
 
 
-def _can_share(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor) -> bool:
-    """Whether the shared pass knows all of the network's layers, tried once on two examples."""
+def _can_share(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, precision: str) -> bool:
+    """Whether the shared pass knows all of the network's layers, tried once on one client's batch."""
     if model.shares_pass is None:
         try:
-            _one_shared_pass(model, weights, images[:1, 0, :2], labels[:1, 0, :2], share[:1, 0, :2], "highest")
+            _one_shared_pass(model, weights, images[:1, 0], labels[:1, 0], share[:1, 0], precision)
             model.shares_pass = True
         except (ImportError, InputError):  # no Triton, or a layer that it does not know
             model.shares_pass = False
