@@ -125,7 +125,7 @@ def cnn() -> None:
         row(f"CNN {precision}: first call", f"{time.perf_counter() - begin:8.1f} s with compilation")
         errors(f"CNN {precision}: clients", rows, reference)
         errors(f"CNN {precision}: root set", cnn_gradients(weights, *root, precision), root_reference)
-    errors("CNN medium, shared_gradients", shared_gradients(model.module, weights, *batch, "medium"), reference)
+    errors("CNN float16, shared_gradients", shared_gradients(model.module, weights, *batch, "float16"), reference)
 
     pixels = torch.rand(60000, 1, 28, 28, device="cuda")
     classes = torch.randint(0, 10, (60000,), device="cuda")
@@ -170,7 +170,7 @@ def cnn() -> None:
         timed(f"CNN {precision}: round, root set on a side stream", side_by_side)
         timed(f"CNN {precision}: round, root set as four more clients", together)
         kernels(together)
-    timed("CNN: shared_gradients, medium", lambda: shared_gradients(model.module, weights, *batch, "medium"))
+    timed("CNN: shared_gradients, float16", lambda: shared_gradients(model.module, weights, *batch, "float16"))
     timed("CNN: vmap(grad), TF32 in convolutions", lambda: vmap_gradients(model, weights, *batch, chunk=N), 50)
 
 
@@ -214,7 +214,7 @@ def resnet20() -> None:
         timed(
             f"ResNet-20 {precision}: root update", lambda precision=precision: shared_gradients(model.module, weights, *root, precision), 20
         )
-    kernels(lambda: shared_gradients(model.module, weights, *batch, "medium"), 3)
+    kernels(lambda: shared_gradients(model.module, weights, *batch, "float16"), 3)
     timed("ResNet-20: vmap(grad), chunks of 25, TF32 in convolutions", lambda: vmap_gradients(model, weights, *batch, chunk=25), 5)
 
 

@@ -36,11 +36,16 @@ class Knowledge:
     generator: torch.Generator  # of noise, on the updates' device
 
     @property
-    def updates(self) -> Tensor:
-        """All updates (n, d) as they are before the attack, the malicious clients' first."""
+    def honest(self) -> Tensor:
+        """The honest clients' updates (n-m, d), for an attack that cannot do without them."""
         if self.others is None:
             raise InputError(f"this attack needs full knowledge: it was shown {len(self.own)} of {self.n} updates")
-        return torch.cat((self.own, self.others))
+        return self.others
+
+    @property
+    def updates(self) -> Tensor:
+        """All updates (n, d) as they are before the attack, the malicious clients' first."""
+        return torch.cat((self.own, self.honest))
 
     def uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.generator, dtype=self.own.dtype, device=self.own.device)
@@ -221,9 +226,9 @@ class KrumAttack(Attack):
     def _against_all(self, known: Knowledge, noise: Tensor, strengths: Tensor) -> tuple[Tensor, Tensor]:
         """s (d,), and Krum's scores (strengths, n) of crafted and honest rows."""
         m, n, tolerate = len(noise), known.n, _tolerable(known.tolerate, known.n)
-        updates = known.updates.roll(-m, 0)  # (n, d): honest, own
-        usable = _usable(updates)
-        rows = torch.cat((noise, _finite(updates)))  # (m+n, d): so that one Gram matrix serves before and after
+        rows = torch.cat((noise, known.honest, known.own))  # (m+n, d): so that one Gram matrix serves before and after
+        usable = _usable(rows[m:])  # (n,): honest, own
+        rows[m:].masked_fill_(~usable[:, None], 0)
         still = sq_distances(rows)
         chosen = krum_scores(still[m:, m:], tolerate, usable).argmin()
         sign = rows[m:].index_select(0, chosen[None])[0].sign()  # (d,)

@@ -32,7 +32,7 @@ class Task:
     root: Indices  # the server's own examples, in nobody else's hands
     clean: Indices  # all clients' examples before any poisoning, for the training error
     model: Model
-    precision: str = "highest"  # of a GPU's products: float32, or "high" (TF32), "medium" (bf16)
+    precision: str = "float32"  # of a GPU's products; or "tf32", "float16"
     files: dict[str, str] = field(default_factory=dict)  # data files read -> sha256
     warnings: tuple[str, ...] = ()
 
@@ -49,7 +49,7 @@ class Task:
         malicious: int = 0,
         attack: Attack | None = None,
         device: str = "cpu",
-        precision: str = "highest",
+        precision: str = "float32",
         files: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> "Task":

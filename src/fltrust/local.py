@@ -17,12 +17,12 @@ from fltrust.models import CNN, PAPER_CNN, Model, flatten
 
 
 def local_updates(
-    model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float, precision: str = "highest"
+    model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float, precision: str = "float32"
 ) -> Tensor:
     """(n, d): what each client's weights changed by in R steps of SGD from `weights` (d,).
 
     images (n, R, b, ...), labels (n, R, b); share (n, R, b): a batch's loss is the sum of share * cross-entropy.
-    precision is how a GPU multiplies in the one pass that all clients share: "highest" float32, "high" TF32, "medium" bf16.
+    precision is how a GPU multiplies in the one pass that all clients share: "float32", "tf32" or "float16".
     """
     if weights.device.type == "cpu":
         return _threads_over_clients(model, weights, images, labels, share, lr)
@@ -67,9 +67,11 @@ def _one_shared_pass(model: Model, weights: Tensor, images: Tensor, labels: Tens
     from fltrust.fast.cnn_gradients import cnn_gradients
     from fltrust.fast.shared_gradients import shared_gradients
 
+    largest = share.abs().amax().clamp(min=1e-30)
+    share = share / largest  # so that float16 holds what flows back, however small the learning rate
     if isinstance(model.module, CNN) and model.d == PAPER_CNN and images.shape[2:] == (1, 28, 28):
-        return cnn_gradients(weights, images, labels, share, precision)
-    return shared_gradients(model.module, weights, images, labels, share, precision)
+        return cnn_gradients(weights, images, labels, share, precision).mul_(largest)
+    return shared_gradients(model.module, weights, images, labels, share, precision).mul_(largest)
 
 
 def _can_share(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, precision: str) -> bool:

@@ -41,7 +41,7 @@ class Record:
         return self.cosine and tuple(max(0.0, cosine) for cosine in self.cosine)
 
 
-def build_task(run: Experiment, *, device: str = "cpu", precision: str = "highest", data_dir: str | None = None) -> Task:
+def build_task(run: Experiment, *, device: str = "cpu", precision: str = "float32", data_dir: str | None = None) -> Task:
     """Loads the data, sets the root set aside, splits the rest over the clients, and poisons the malicious clients' share."""
     run.rule(torch.ones(run.clients_per_round, 1), torch.ones(1))  # a rule that cannot work with so many clients says so before any work
     examples = datasets.load(PAPER[run.dataset]["family"], data_dir)

@@ -100,7 +100,7 @@ def run(
     loss: Annotated[str | None, typer.Option(help="'sum' or 'mean' over a batch.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two measurements (and checkpoints).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of a GPU's products: highest (float32), high (TF32) or medium (bf16).")] = "highest",
+    precision: Annotated[str, typer.Option(help="Of a GPU's products: float32, tf32 or float16; sums are float32.")] = "float32",
     data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for the results (default: runs/KEY); an interrupted run there goes on.")

@@ -45,8 +45,8 @@ def chosen_device(asked: str) -> str:
 
 
 def chosen_precision(asked: str) -> str:
-    if asked not in ("highest", "high", "medium"):
-        raise InputError(f"unknown precision {asked!r}; known: highest (float32), high (TF32), medium (bf16)")
+    if asked not in ("float32", "tf32", "float16"):
+        raise InputError(f"unknown precision {asked!r}; known: float32, tf32, float16")
     return asked
 
 

@@ -27,9 +27,9 @@ from torch import Tensor
 from fltrust.errors import InputError
 
 PRECISIONS = {  # the type of matrix products' operands, and how float32 ones are multiplied; sums are float32 in all
-    "highest": (torch.float32, "tf32x3"),  # three TF32 products for each one: float32's accuracy on tensor cores
-    "high": (torch.float32, "tf32"),
-    "medium": (torch.bfloat16, "tf32"),
+    "float32": (torch.float32, "tf32x3"),  # three TF32 products for each one: float32's accuracy on tensor cores
+    "tf32": (torch.float32, "tf32"),
+    "float16": (torch.float16, "tf32"),
 }
 MOST_EXAMPLES = 2**31 // (13 * 13 * 32)
 GROUP = 32  # examples whose gradients are summed by one program

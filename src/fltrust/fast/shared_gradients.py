@@ -42,7 +42,7 @@ def shared_gradients(module: nn.Module, weights: Tensor, images: Tensor, labels:
     batch = images.flatten(0, 1).to(PRECISIONS[precision][0])
     if batch.dim() == 4:
         batch = batch.contiguous(memory_format=torch.channels_last)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "highest"), torch.enable_grad():
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "float32"), torch.enable_grad():
         with per_client:
             logits = functional_call(module, parts, (batch,))
         loss = functional.cross_entropy(logits.float(), labels.flatten(), reduction="none")

@@ -1,0 +1,5 @@
+"""`python -m fltrust` is `fltrust`."""
+
+from fltrust.cli import main
+
+main()
