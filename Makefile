@@ -1,4 +1,4 @@
-.PHONY: install demo test check bench clean
+.PHONY: install demo test check bench bench-gpu clean
 BIN := .venv/bin
 READY := .venv/ready
 
@@ -20,6 +20,23 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Peers want older versions of what we use, so they live in an environment of their own; one that cannot be installed is left out.
+PEERS ?= build/peers
+PEERS_PIP = $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c $(PEERS)/constraints.txt
+
+bench:
+	python3 -m venv $(PEERS)
+	grep -E '^(torch|numpy|numba)==' constraints.txt > $(PEERS)/constraints.txt
+	$(PEERS_PIP) torch
+	$(PEERS_PIP) -e '.[fast]'
+	$(PEERS_PIP) -e '.[peers]' || $(PEERS_PIP) byzfl || echo "no peer could be installed"
+	$(PEERS)/bin/python bench/aggregation.py
+	$(PEERS)/bin/python bench/round.py
+	$(PEERS)/bin/python bench/scale.py
+
+bench-gpu: install
+	$(BIN)/python bench/gpu_kernels.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from setting import usual_fltrust, wait_until_quiet
 
 from fltrust.rules import FedAvg, FLTrust, Krum, Median, TrimmedMean, measure
 
@@ -42,14 +43,6 @@ class Contender:
         return statistics.median(self.times)
 
 
-def naive_fltrust(updates: torch.Tensor, root_update: torch.Tensor) -> torch.Tensor:
-    """The usual port: cosine similarities, then the matrix of rescaled updates, then its weighted mean."""
-    trust = torch.relu(torch.cosine_similarity(updates, root_update[None]))
-    rescaled = updates / updates.norm(dim=1, keepdim=True) * root_update.norm()
-    mean: torch.Tensor = (trust[:, None] * rescaled).sum(dim=0) / trust.sum()
-    return mean
-
-
 def contenders(n: int, d: int) -> list[Contender]:
     generator = torch.Generator().manual_seed(0)
     updates = torch.randn(n, d, generator=generator) * 1e-3
@@ -60,7 +53,7 @@ def contenders(n: int, d: int) -> list[Contender]:
         ("read", "torch.sum", lambda: updates.sum()),
         ("read", "four rows at a time", lambda: measure(updates)),
         ("FLTrust", "fltrust", lambda: FLTrust()(updates, root_update)),
-        ("FLTrust", "torch, as usually ported", lambda: naive_fltrust(updates, root_update)),
+        ("FLTrust", "torch, as usually ported", lambda: usual_fltrust(updates, root_update)),
         ("Median", "fltrust", lambda: Median()(updates)),
         ("Median", "torch.median", lambda: updates.median(dim=0).values),
         ("Median", "numpy.median", lambda: np.median(array, axis=0)),
@@ -143,6 +136,7 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading in ("rule", "who", "target") else "right")
     for n in options.clients:
         runners = contenders(n, options.parameters)
+        wait_until_quiet()
         race(runners, options.repeats)
         read = min(runner.median for runner in runners if runner.rule == "read")
         for rule in dict.fromkeys(runner.rule for runner in runners):
@@ -163,7 +157,6 @@ def main() -> None:
                 )
             table.add_section()
     console.print(table)
-    print(f"load of the machine over the last minute: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

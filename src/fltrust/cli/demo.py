@@ -19,7 +19,7 @@ ATTACKS = {
     "scaling": "Scaling attack: plant a backdoor",
 }
 
-SETTINGS = {"num_clients": 10, "malicious": 3, "rounds": 150, "evaluate_every": 25}
+SETTINGS = {"num_clients": 10, "malicious": 3, "rounds": 100, "evaluate_every": 20}
 
 NEXT = """Try next
   fltrust run --dataset mnist-5k --rule krum --attack krum     another rule, the attack made for it

@@ -1,0 +1,59 @@
+"""What the measurements share: a quiet machine, and the round's examples, network and FLTrust as it is usually ported to torch.
+
+n = 100 clients, b = 32 examples of each in a round, a root set of 100, d = 139,960 parameters.
+"""
+
+import os
+import time
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+N, B, ROOT, HELD = 100, 32, 100, 100  # clients, batch, root set, examples that each client holds
+LR = 3e-4
+
+
+def network() -> nn.Module:
+    """The paper's CNN as one writes it: ReLU, then pooling."""
+    return nn.Sequential(
+        nn.Conv2d(1, 30, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(30, 50, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(1250, 100), nn.ReLU(), nn.Linear(100, 10),
+    )  # fmt: skip
+
+
+@cache
+def examples() -> tuple[Tensor, Tensor]:
+    """Random images and labels: client i holds the HELD examples from i * HELD on, the server the last ROOT."""
+    chance = torch.Generator().manual_seed(0)
+    count = N * HELD + ROOT
+    return torch.rand(count, 1, 28, 28, generator=chance), torch.randint(0, 10, (count,), generator=chance)
+
+
+def batch_of(client: int) -> tuple[Tensor, Tensor]:
+    images, labels = examples()
+    picked = client * HELD + torch.randperm(HELD)[:B]
+    return images[picked], labels[picked]
+
+
+def root_batch() -> tuple[Tensor, Tensor]:
+    images, labels = examples()
+    return images[-ROOT:], labels[-ROOT:]
+
+
+def usual_fltrust(updates: Tensor, root_update: Tensor) -> Tensor:
+    """Cosine similarities, then the matrix of rescaled updates, then its weighted mean."""
+    trust = torch.relu(torch.cosine_similarity(updates, root_update[None]))
+    rescaled = updates / updates.norm(dim=1, keepdim=True) * root_update.norm()
+    mean: Tensor = (trust[:, None] * rescaled).sum(dim=0) / trust.sum()
+    return mean
+
+
+def wait_until_quiet(load: float = 0.7, most_seconds: float = 120) -> None:
+    """Waits until the machine's load over the last minute is low, and says so if it does not become low."""
+    end = time.monotonic() + most_seconds
+    while os.getloadavg()[0] > load and time.monotonic() < end:
+        time.sleep(2)
+    if os.getloadavg()[0] > load:
+        print(f"not quiet: the machine's load over the last minute is {os.getloadavg()[0]:.1f}")
