@@ -110,6 +110,10 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
         (["run", "none.toml"], "none.toml: No such file or directory"),
         (["run", "wrong.toml"], "unknown field 'rouds': did you mean 'rounds'?"),
         (["run", "--device", "tpu"], "unknown device 'tpu'"),
+        (["run", "--dataset", "mnist-5k", "--device", "cpu", "--precision", "float16"], "precision float16 is for a GPU"),
+        (["run", "--dataset", "mnist-5k", "--root-size", "4000"], "0 examples of clients"),
+        (["run", "--dataset", "mnist-5k", "--attack", "scaling", "--knowledge", "partial"], "unknown parameter of scaling 'knowledge'"),
+        (["run", "--dataset", "mnist-5k", "--out", "x" * 300], "File name too long"),
         (["run", "--dataset", "mnist-5k", "--out", "full"], "full is not empty and holds no run"),
         (["run", "--dataset", "mnist-5k", "--out", "wrong.toml"], "wrong.toml"),
         (["data", "fetch", "minst"], "did you mean mnist?"),
@@ -219,7 +223,7 @@ class Wall:
         if name.split(".")[0] in blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-assert {"numba", "pooch", "mlxtend", "scipy", "safetensors"} & blocked
+assert {"numba", "pooch", "mlxtend", "scipy", "PIL"} <= blocked
 sys.meta_path.insert(0, Wall())
 from fltrust.cli import main
 main()
@@ -260,3 +264,22 @@ def test_run_needs_only_torch_numpy_typer_and_rich(tmp_path: Path, rule: str) ->
     assert done.returncode == 0, done.stderr
     assert "not a known original" in done.stderr  # these are not MNIST's files, and the user is told
     assert "after 1 rounds" in done.stdout
+
+
+def test_the_demo_says_what_it_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fltrust.cli import demo
+
+    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 2, "evaluate_every": 1, "batch_size": 2})
+    monkeypatch.setenv("COLUMNS", "160")
+    demo.show(device="cpu", seed=0)
+    shown = capsys.readouterr().out
+    assert shown.count("done") == 6
+    assert shown.count("%") == 8 + 4  # six errors and two backdoors in the table, four in the words below it
+    assert "Trim attack: FLTrust trusts honest clients 0." in shown
+    assert "fltrust run --dataset mnist-5k --rule krum --attack krum" in shown
+
+
+def test_partial_knowledge_from_the_command_line(tmp_path: Path) -> None:
+    fltrust(*SHORT, "--attack", "trim", "--knowledge", "partial", "--out", "mine", cwd=tmp_path)
+    experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]
+    assert experiment["attack"] == {"name": "trim", "knowledge": "partial"}

@@ -41,7 +41,7 @@ def test_rules_are_those_of_the_cpu(rule: Rule, broken: bool) -> None:
         torch.testing.assert_close(there.weight.cpu(), here.weight, rtol=1e-4, atol=1e-6)
 
 
-def image_task(attack: Any, device: str, *, residual: bool = False, precision: str = "float32") -> Task:
+def image_task(attack: Any, device: str, *, residual: bool = False) -> Task:
     rng = np.random.default_rng(0)
     shape = (3, 16, 16) if residual else (1, 28, 28)
     labels = rng.integers(0, 10, 400)
@@ -59,7 +59,6 @@ def image_task(attack: Any, device: str, *, residual: bool = False, precision: s
         malicious=3,
         attack=attack,
         device=device,
-        precision=precision,
     )
 
 
@@ -97,8 +96,8 @@ def test_a_run_on_the_gpu_has_the_batches_and_numbers_of_the_cpu(attack: str, ch
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16"])
 def test_batch_norm_on_the_gpu(precision: str) -> None:
-    run = run_of("fedavg", made("none"), rounds=2)
-    there = list(simulate(run, image_task(made("none"), "cuda", residual=True, precision=precision)))
+    run = run_of("fedavg", made("none"), rounds=2, precision=precision)
+    there = list(simulate(run, image_task(made("none"), "cuda", residual=True)))
     here = list(simulate(run, image_task(made("none"), "cpu", residual=True)))
     assert_same(there, here, {"float32": 1e-4, "tf32": 2e-3, "float16": 1e-2}[precision])
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from fltrust.attacks import TRIGGERS, LabelFlip, Scaling, Trigger
 from fltrust.data import Batches, Task, crop_and_flip, draw_clients, draw_shifts
+from fltrust.datasets import DATASETS
 from fltrust.errors import InputError
 
 
@@ -111,13 +112,24 @@ GOOD = {"clients": [np.array([0, 1]), np.array([2])], "root": np.array([3])}
         ({"root": np.array([2])}, "held twice"),
         ({"clients": [np.array([0, 4])]}, "outside 0..3"),
         ({"root": np.array([], int)}, "none may be empty"),
-        ({"labels": np.zeros(3, int)}, "4 images with 3 labels"),
+        ({"labels": np.zeros(3, int)}, "4 examples need 4 whole numbers"),
+        ({"labels": np.zeros(4)}, "whole numbers as labels, not float64"),
+        ({"labels": np.array([0, 1, 2, 0])}, "the model must give 3 numbers"),
+        ({"model": nn.Linear(3, 2)}, "cannot take examples of shape .2,."),
+        ({"model": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))}, "dropout"),
+        ({"attack": Scaling(Trigger(((0,),), 1.0, 2))}, "target 2 is none of the 2 classes"),
+        ({"clients": [np.array([], int)]}, "none may be empty"),
         ({"labels": np.array([0, 1, -1, 0])}, "negative"),
         ({"images": np.full((4, 2), np.nan)}, "NaN"),
     ],
 )
 def test_bad_arrays_are_refused(changed: dict[str, object], message: str) -> None:
-    arrays = {"images": np.zeros((4, 2)), "labels": np.zeros(4, int), "test_images": np.zeros((2, 2)), "test_labels": np.zeros(2, int)}
+    arrays = {
+        "images": np.zeros((4, 2)),
+        "labels": np.array([0, 1, 1, 0]),
+        "test_images": np.zeros((2, 2)),
+        "test_labels": np.zeros(2, int),
+    }
     arguments = {**arrays, **GOOD, "model": nn.Linear(2, 2), **changed}
     with pytest.raises(InputError, match=message):
         Task.from_arrays(**arguments)  # type: ignore[arg-type]
@@ -138,4 +150,4 @@ def test_crop_and_flip_moves_and_mirrors() -> None:
 
 
 def test_every_data_set_has_a_trigger() -> None:
-    assert set(TRIGGERS) >= {"mnist", "fashion-mnist", "cifar-10", "har", "ch-mnist", "mnist-5k"}
+    assert set(TRIGGERS) == set(DATASETS)

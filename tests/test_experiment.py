@@ -8,8 +8,8 @@ import pytest
 
 from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
 from fltrust.errors import InputError
-from fltrust.experiment import PAPER, Experiment, from_dict, from_toml
-from fltrust.rules import RULES, FLTrust, Krum, TrimmedMean
+from fltrust.experiment import PAPER, Experiment, from_dict, read_toml
+from fltrust.rules import RULES, FLTrust, Krum, Median, TrimmedMean
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_toml(tmp_path: Path) -> None:
         'dataset = "har"\nrule = {name = "krum", tolerate = 4}\nattack = {name = "trim", knowledge = "partial"}\nrounds = 7\n'
         "lr_decay = [[3, 0.5]]\n"
     )
-    run = from_toml(file)
+    run = from_dict(read_toml(file))
     assert run.rule == Krum(4)
     assert run.attack == TrimAttack(knowledge="partial")
     assert (run.rounds, run.lr_decay, run.num_clients) == (7, ((3, 0.5),), 30)
@@ -115,13 +115,23 @@ def test_values_instead_of_names() -> None:
         ({"rounds": "many"}, "rounds cannot be 'many'"),
         ({"rounds": 2.5}, "rounds cannot be 2.5"),
         ({"augment": 1}, "augment cannot be 1"),
-        ({"global_lr": float("nan")}, "global_lr must be a positive number"),
+        ({"global_lr": float("nan")}, "global_lr cannot be nan"),
+        ({"global_lr": 1e308}, "global_lr must be a positive number"),
         ({"global_lr": 0.0}, "global_lr must be a positive number"),
         ({"loss": "median"}, "unknown loss 'median'"),
         ({"root_batch": "hole"}, "unknown root_batch 'hole': did you mean 'whole'"),
         ({"model": "resnet"}, "unknown model 'resnet': did you mean 'resnet20'"),
         ({"seed": -1}, "seed must not be negative"),
-        ({"lr_decay": [3]}, "lr_decay"),
+        *(({"lr_decay": wrong}, "lr_decay") for wrong in ([3], [[1]], [[1, -1.0]], [[1, float("nan")]], [[1.7, 0.5]], "soon")),
+        ({"dataset": ["har"]}, "unknown dataset"),
+        ({"rule": {"name": ["krum"]}}, "unknown rule"),
+        *(({"rule": {"name": "krum", "tolerate": wrong}}, "tolerate cannot be") for wrong in (2.5, True, "3", float("nan"))),
+        ({"rule": {"name": "krum", "tolerate": -1}}, "Krum cannot tolerate -1"),
+        ({"attack": {"name": "adaptive", "rounds": 2.5}}, "rounds cannot be 2.5"),
+        ({"attack": {"name": "scaling", "factor": "x"}}, "factor cannot be 'x'"),
+        ({"attack": {"name": "scaling", "trigger": 3}}, "trigger cannot be 3"),
+        ({"attack": {"name": "scaling", "trigger": {"where": [[1, 1]], "value": float("nan"), "target": 0}}}, "value"),
+        ({"precision": "bf16"}, "unknown precision 'bf16'"),
     ],
 )
 def test_mistakes_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
@@ -131,10 +141,24 @@ def test_mistakes_are_refused_by_name(fields: dict[str, Any], message: str) -> N
 
 def test_files_that_are_no_experiment(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
-        from_toml(tmp_path / "none.toml")
+        read_toml(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(InputError, match="not TOML"):
-        from_toml(tmp_path / "bad.toml")
+        read_toml(tmp_path / "bad.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not TOML"):
-        from_toml(tmp_path / "bytes.toml")
+        read_toml(tmp_path / "bytes.toml")
+
+
+def test_one_and_one_point_zero_are_one_experiment() -> None:
+    assert Experiment.on("mnist-0.5", bias=1).key == Experiment.on("mnist-0.5", bias=1.0).key
+
+
+def test_a_rule_of_ones_own_has_a_key() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Median):
+        strength: int = 3
+
+    run = Experiment.on("mnist-0.5", Mine())
+    assert run.to_dict()["rule"] == {"name": "Mine", "strength": 3}
+    assert run.key != Experiment.on("mnist-0.5", Mine(4)).key

@@ -55,15 +55,9 @@ def test_equals_sgd_in_float64(way: str, case: str, steps: int) -> None:
     assert expected.norm(dim=1).min() > 1e-3  # there was something to compare
 
 
-def test_float32_on_the_cpu_goes_through_the_threads() -> None:
-    model = Model(LogisticRegression((4,), 3))
-    images, labels, share = torch.rand(2, 1, 6, 4), torch.randint(0, 3, (2, 1, 6)), torch.ones(2, 1, 6)
-    arguments = (model, model.initial_weights, images, labels, share, 1.0)
-    assert torch.equal(local_updates(*arguments), _threads_over_clients(*arguments))
-
-
-def test_examples_that_count_nothing_change_nothing() -> None:
-    model = Model(CNN((1, 28, 28), 10))
+@pytest.mark.parametrize("network", [CNN((1, 28, 28), 10), ResNet20((1, 28, 28), 10)], ids=["cnn", "batch norm"])
+def test_examples_that_count_nothing_change_nothing(network: nn.Module) -> None:
+    model = Model(network)
     images, labels = torch.rand(1, 1, 6, 1, 28, 28), torch.randint(0, 10, (1, 1, 6))
     share = torch.tensor([1.0, 1, 1, 1, 0, 0]).view(1, 1, 6)
     whole = local_updates(model, model.initial_weights, images, labels, share, 1.0)
@@ -78,3 +72,23 @@ def test_a_client_does_not_depend_on_the_others() -> None:
     for i in range(5):
         alone = local_updates(model, model.initial_weights, images[i : i + 1], labels[i : i + 1], share[i : i + 1], 1.0)
         assert torch.equal(together[i], alone[0])
+
+
+def test_frozen_parameters_stay_and_unused_ones_do_not_move() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.output, self.unused = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(2, 2)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, features: Tensor) -> Tensor:
+            logits: Tensor = self.output(self.frozen(features).tanh())
+            return logits
+
+    model = Model(Odd())
+    assert model.d == 15 + 6
+    images, labels, share = torch.rand(2, 1, 6, 4), torch.randint(0, 3, (2, 1, 6)), torch.ones(2, 1, 6)
+    for way in WAYS.values():
+        updates = way(model, model.initial_weights, images, labels, share, 1.0)
+        assert updates[:, :15].abs().min(1).values.max() > 0
+        assert not updates[:, 15:].any()

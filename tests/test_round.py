@@ -218,3 +218,48 @@ def test_median_of_a_round_is_the_median_of_what_was_sent() -> None:
     outcome = play_round(run, task, task.model.initial_weights, draw, 0, torch.Generator())
     expected = task.model.initial_weights + 0.05 * torch.from_numpy(np.median(outcome.sent.numpy(), axis=0))
     torch.testing.assert_close(outcome.weights, expected)
+
+
+def test_the_schedule_scales_each_round() -> None:
+    run = small_run(rounds=3, warmup=2, lr_decay=((3, 0.1),))
+    task = small_task()
+    weights = task.model.initial_weights
+    for record, (_, _, draw), rate in zip(simulate(run, task), _draws(run, task, 0), (0.025, 0.05, 0.005), strict=True):
+        outcome = play_round(run, task, weights, draw._replace(global_lr=torch.tensor(1.0)), 0, torch.Generator())
+        assert record.weights is not None
+        torch.testing.assert_close(record.weights, weights + rate * (outcome.weights - weights), rtol=1e-4, atol=1e-6)
+        weights = record.weights
+
+
+def test_augmented_images_are_what_the_clients_train_on() -> None:
+    run, task = small_run(rounds=1, augment=True), small_task(side=6)
+    (_, _, draw), *_ = _draws(run, task, 0)
+    assert draw.shift is not None
+    moved = draw._replace(shift=torch.tensor([4, 4, 0]).expand(draw.shift.shape))
+    plain = play_round(run, task, task.model.initial_weights, draw._replace(shift=None), 0, torch.Generator())
+    still = play_round(run, task, task.model.initial_weights, moved, 0, torch.Generator())
+    augmented = play_round(run, task, task.model.initial_weights, draw, 0, torch.Generator())
+    assert plain.sent is not None
+    assert still.sent is not None
+    assert augmented.sent is not None
+    assert torch.equal(plain.sent, still.sent)
+    assert not torch.allclose(plain.sent, augmented.sent)
+    with pytest.raises(InputError, match="only images"):
+        next(simulate(run, small_task()))
+
+
+def test_a_task_that_was_not_poisoned_is_refused() -> None:
+    with pytest.raises(InputError, match="not poisoned for LabelFlip"):
+        next(simulate(small_run(malicious=2, attack=LabelFlip()), small_task(malicious=2)))
+
+
+def test_the_krum_attacker_knows_what_the_servers_krum_tolerates() -> None:
+    told = []
+
+    class Watching(Attack):
+        def craft(self, known: Knowledge) -> torch.Tensor:
+            told.append(known.tolerate)
+            return known.own
+
+    list(simulate(small_run(rounds=6, malicious=3, clients_per_round=5, rule=Krum(1), attack=Watching()), small_task(malicious=3)))
+    assert set(told) == {1}

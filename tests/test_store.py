@@ -123,7 +123,7 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("damage", ["cut", "pickled", "other model", "text"])
+@pytest.mark.parametrize("damage", ["cut", "pickled", "other model", "other round", "text"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, damage: str) -> None:
     carry_on(tmp_path, stop_after=2)
     checkpoint = tmp_path / "checkpoint.npz"
@@ -133,8 +133,10 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, 
         checkpoint.write_text("hello")
     elif damage == "pickled":
         np.savez(checkpoint, round=np.int64(2), weights=np.array([Bomb()], dtype=object))
-    else:
+    elif damage == "other model":
         np.savez(checkpoint, round=np.int64(2), weights=np.zeros(3, np.float32))
+    else:
+        np.savez(checkpoint, round=np.int64(7), weights=np.zeros(small_task().model.d, np.float32))
     with pytest.raises(InputError, match=r"checkpoint\.npz"):
         carry_on(tmp_path)
     assert not Bomb.went_off
@@ -179,3 +181,36 @@ def test_a_full_disk_leaves_what_was_written_readable(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.npz.part").unlink()
     carry_on(tmp_path)
     assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_flipped_bytes_in_a_checkpoint_never_give_a_traceback(tmp_path: Path) -> None:
+    carry_on(tmp_path, stop_after=2)
+    checkpoint, task = tmp_path / "checkpoint.npz", small_task(malicious=2)
+    whole = checkpoint.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    with RunDirectory(tmp_path, RUN, task) as directory:
+        for _ in range(300):
+            damaged = bytearray(whole)
+            damaged[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
+            checkpoint.write_bytes(damaged)
+            try:
+                directory.resume()
+            except InputError:
+                refused += 1
+    assert refused > 200  # some bytes, such as a time stamp, decide nothing
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [(b"nonsense\n", "line 1, is no record"), (b'{"x": 1}\n', "line 1, is no record"), (b"", "lacks round 2"), (None, "lacks round 2")],
+)
+def test_damaged_or_missing_records_are_named(tmp_path: Path, damaged: bytes | None, message: str) -> None:
+    carry_on(tmp_path, stop_after=2)
+    records = tmp_path / "records.jsonl"
+    if damaged is None:
+        records.unlink()
+    else:
+        records.write_bytes(damaged)
+    with pytest.raises(InputError, match=message):
+        carry_on(tmp_path)

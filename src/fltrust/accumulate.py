@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fltrust.errors import InputError
-from fltrust.rules import Aggregate, check_like, direction_and_norm, trusted_sum
+from fltrust.rules import Aggregate, check_like, direction_and_norm, finite, trusted_sum
 
 
 class TrustAccumulator:
@@ -64,6 +64,6 @@ class TrustAccumulator:
         """What `FLTrust` returns for all updates so far: shares in the order of addition, a merged accumulator's at its merge."""
         total = math.fsum(self._trust)
         scale = 1 / total if total > 0 else 0.0
-        update = (self._sum * scale).to(self._root_update.dtype)
+        update = finite(self._sum * scale, self._root_update)
         weight = torch.tensor(self._trust, dtype=torch.float64) * scale
         return Aggregate(update, weight.to(self._root_update))

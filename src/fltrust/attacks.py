@@ -72,9 +72,12 @@ class Trigger:
         if sorted(written) != sorted(names):
             raise InputError(f"a trigger has the fields {', '.join(names)}, not {', '.join(map(str, written)) or 'none'}")
         try:
-            return cls(tuple(tuple(map(int, spot)) for spot in written["where"]), float(written["value"]), int(written["target"]))
+            trigger = cls(tuple(tuple(map(int, spot)) for spot in written["where"]), float(written["value"]), int(written["target"]))
         except (TypeError, ValueError) as problem:
             raise InputError(f"this is not a trigger: {dict(written)!r} ({problem})") from problem
+        if not math.isfinite(trigger.value):
+            raise InputError(f"a trigger's value must be a number, not {trigger.value}")
+        return trigger
 
     def stamp(self, images: Tensor) -> Tensor:
         """A copy of the images (k, c, h, w), or vectors (k, features), that carries the trigger."""
@@ -146,8 +149,8 @@ class LabelFlip(Attack):
 class Scaling(Attack):
     """The Scaling attack (Bagdasaryan et al. 2020): a backdoor in the data, and the update times `factor`.
 
-    Every local example is there twice, and the copy carries the trigger and its target label. The factor is the number of clients
-    unless another is given.
+    Every local example is there twice, and the copy carries the trigger and its target label (so a malicious client says that it has
+    twice as many, and FedAvg believes it). The factor is the number of clients unless another is given.
     """
 
     trigger: Trigger
@@ -273,7 +276,9 @@ def _tolerable(tolerate: int, rows: int) -> int:
 
 @dataclass(frozen=True)
 class Adaptive(Attack):
-    """The paper's Algorithm 3: zeroth-order ascent of the damage h over the malicious clients' unit vectors e'_i, one after another.
+    """The paper's own attack on FLTrust (Algorithm 3): small random steps that push the model back as far as trust allows.
+
+    Zeroth-order ascent of the damage h over the malicious clients' unit vectors e'_i, one after another.
 
     From the Trim attack's directions, V = `rounds` times, for each client, Q = `steps` times: draw u ~ N(0, `variance` I),
     e'_i += eta (h(e'_i + gamma u) - h(e'_i)) / gamma u, normalise; eta = `step_size`, gamma = `smoothing`. Sent is ||g_0|| e'_i.
@@ -336,8 +341,10 @@ def ascend(start: Tensor, noise: Tensor, terms: Tensor) -> Tensor:
     `terms` (6,): s's two coordinates, the honest clients' pull and trust (see `_Damage`), eta ||g_0|| / gamma, and gamma. All in float64.
     """
     if start.is_cuda:
-        from fltrust.fast import ascent
-
+        try:
+            from fltrust.fast import ascent
+        except ImportError as problem:
+            raise InputError("the adaptive attack needs Triton on a GPU: install it, or use the CPU") from problem
         return ascent.ascend(start, noise, terms)
     s_root, s_sign, honest_pull, honest_trust, gain, smoothing = terms.tolist()
     positions = [(*position, 0.0) for position in start.tolist()]
@@ -371,7 +378,9 @@ def ascend(start: Tensor, noise: Tensor, terms: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OptimalAdaptive(Attack):
-    """The exact maximiser of Algorithm 3's objective h: the same e' for all malicious clients, in the plane of e_0 and s.
+    """The strongest attack of the adaptive kind: what the paper's Algorithm 3 searches for, found exactly.
+
+    The maximiser of its objective h is the same e' for all malicious clients, in the plane of e_0 and s.
 
     Of all unit vectors with trust p = <e', e_0> = cos t, e' = cos(t) e_0 - sin(t) s_perp has the least <e', s>, where s_perp is the
     direction of s less its part along e_0. So h is largest where (m p q + B) / (m p + C) is least, q = <e', s>, B and C the honest

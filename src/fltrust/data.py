@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fltrust.attacks import Attack
@@ -32,61 +32,74 @@ class Task:
     root: Indices  # the server's own examples, in nobody else's hands
     clean: Indices  # all clients' examples before any poisoning, for the training error
     model: Model
-    precision: str = "float32"  # of a GPU's products; or "tf32", "float16"
+    attack: Attack | None = None  # that the malicious clients' examples were poisoned for
     files: dict[str, str] = field(default_factory=dict)  # data files read -> sha256
     warnings: tuple[str, ...] = ()
 
     @staticmethod
     def from_arrays(
         images: NDArray[np.generic],
-        labels: NDArray[np.integer],
+        labels: ArrayLike,
         test_images: NDArray[np.generic],
-        test_labels: NDArray[np.integer],
+        test_labels: ArrayLike,
         *,
         clients: Sequence[Indices],
         root: Indices,
         model: nn.Module,
+        num_classes: int | None = None,
         malicious: int = 0,
         attack: Attack | None = None,
         device: str = "cpu",
-        precision: str = "float32",
         files: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> "Task":
         """A task of one's own: `clients` and `root` are indices into `images`; the first `malicious` clients follow the attack."""
-        if not 0 <= malicious <= len(clients):
-            raise InputError(f"{malicious} malicious clients of {len(clients)}")
-        if len(images) != len(labels) or len(test_images) != len(test_labels):
-            raise InputError(
-                f"{len(images)} images with {len(labels)} labels for training, {len(test_images)} with {len(test_labels)} for testing"
-            )
         clients = tuple(np.asarray(own, np.int64) for own in clients)
         root = np.asarray(root, np.int64)
-        held = np.concatenate([*clients, root]) if clients else root
-        if not clients or not len(root) or not len(test_images):
-            raise InputError(f"{len(clients)} clients, {len(root)} root and {len(test_images)} test examples: none may be empty")
+        if not 0 <= malicious <= len(clients):
+            raise InputError(f"{malicious} malicious clients of {len(clients)}")
+        clean = np.concatenate(clients) if clients else root[:0]
+        if not len(clean) or not len(root) or not len(test_images):
+            raise InputError(
+                f"{len(clean)} examples of clients, {len(root)} of the root set, {len(test_images)} for testing: none may be empty"
+            )
+        held = np.concatenate([clean, root])
         if held.min() < 0 or held.max() >= len(images):
             raise InputError(f"an index of a client or of the root set is outside 0..{len(images) - 1}")
         if len(np.unique(held)) < len(held):
             raise InputError("an example is held twice: clients and the root set must not overlap")
-        if min(labels.min(), test_labels.min()) < 0:
-            raise InputError("labels start at 0; a negative one was found")
+        train_labels, wanted = (_as_labels(part, len(of)) for part, of in ((labels, images), (test_labels, test_images)))
+        num_classes = num_classes or int(max(train_labels.max(), wanted.max())) + 1
         task = Task(
             images=_as_float(images),
-            labels=torch.from_numpy(np.asarray(labels, np.int64)),
+            labels=train_labels,
             test_images=_as_float(test_images),
-            test_labels=torch.from_numpy(np.asarray(test_labels, np.int64)),
-            num_classes=int(max(labels.max(), test_labels.max())) + 1,
+            test_labels=wanted,
+            num_classes=num_classes,
             clients=clients,
             malicious=malicious,
             root=root,
-            clean=np.concatenate(clients),
+            clean=clean,
             model=Model(model),
-            precision=precision,
+            attack=attack,
             files=files or {},
             warnings=warnings,
         )
+        task._try_model()
         return task._poisoned(attack)._to(torch.device(device))
+
+    def _try_model(self) -> None:
+        """Refuses what could not work, before any work."""
+        try:
+            logits = self.model.logits(self.model.initial_weights, self.images[:2])
+        except (RuntimeError, ValueError, IndexError, TypeError) as problem:
+            shape = tuple(self.images.shape[1:])
+            raise InputError(f"the model cannot take examples of shape {shape}: {str(problem).splitlines()[0]}") from problem
+        if logits.dim() != 2 or logits.shape[1] < self.num_classes:
+            raise InputError(f"the model must give {self.num_classes} numbers for an example, not {tuple(logits.shape[1:])}")
+        trigger = self.attack.trigger if self.attack else None
+        if trigger is not None and not 0 <= trigger.target < self.num_classes:
+            raise InputError(f"the trigger's target {trigger.target} is none of the {self.num_classes} classes")
 
     def _poisoned(self, attack: Attack | None) -> "Task":
         """The task after the malicious clients changed their own examples: each gets a new place behind the clean ones."""
@@ -103,6 +116,7 @@ class Task:
         return replace(self, images=torch.cat(images), labels=torch.cat(labels), clients=tuple(clients))
 
     def _to(self, device: torch.device) -> "Task":
+        self.model.module.to(device)  # its buffers and frozen parameters
         tensors = {name: getattr(self, name).to(device) for name in ("images", "labels", "test_images", "test_labels")}
         return replace(self, **tensors)
 
@@ -123,11 +137,26 @@ def _as_float(images: NDArray[np.generic]) -> Tensor:
     return tensor
 
 
+def _as_labels(labels: ArrayLike, count: int) -> Tensor:
+    array = np.asarray(labels)
+    if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"{count} examples need {count} whole numbers as labels, not {array.dtype} of shape {array.shape}")
+    if array.min() < 0:
+        raise InputError("labels start at 0; a negative one was found")
+    return torch.from_numpy(array.astype(np.int64))
+
+
 class Batch(NamedTuple):
     """Which examples each client uses in each local step, and how much each counts in the loss."""
 
     examples: NDArray[np.int64]  # (..., steps, b)
     share: NDArray[np.float32]  # (..., steps, b): 0 where a client with fewer than b examples repeats itself
+
+    @staticmethod
+    def whole(own: Indices, *, steps: int, mean: bool) -> "Batch":
+        """All examples in every step: (1, 1, steps, b)."""
+        examples = np.tile(own, (1, 1, steps, 1))
+        return Batch(examples, np.full(examples.shape, 1 / len(own) if mean else 1, np.float32))
 
 
 class Batches:

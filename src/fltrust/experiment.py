@@ -4,11 +4,13 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fltrust.attacks import ATTACKS, TRIGGERS, Attack, NoAttack, Scaling, Trigger
 from fltrust.errors import InputError
@@ -17,11 +19,12 @@ from fltrust.rules import RULES, FLTrust, Krum, Rule, TrimmedMean
 
 Loss = Literal["sum", "mean"]
 RootBatch = Literal["whole", "batch"]
+Precision = Literal["float32", "tf32", "float16"]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run's numbers; the device does not."""
+    """Everything that decides a run's numbers, but for the rounding of the device that it runs on."""
 
     dataset: str = "mnist-0.5"
     model: str = "cnn"
@@ -44,6 +47,7 @@ class Experiment:
     root_size: int = 100  # |D_0|
     root_bias: float | None = None  # case II: the share of class 1 in the root set; None is case I
     root_batch: RootBatch = "whole"  # the server trains on its whole root set (released code) or on a batch of b (Algorithm 2)
+    precision: Precision = "float32"  # of a GPU's products; a CPU has float32 only
     evaluate_every: int = 50
 
     def __post_init__(self) -> None:
@@ -58,11 +62,14 @@ class Experiment:
         _require(self.bias is None or 0 < self.bias <= 1, f"bias (the paper's q) must be above 0 and at most 1, not {self.bias}")
         _require(self.root_bias is None or 0 <= self.root_bias <= 1, f"root_bias must be 0 to 1, not {self.root_bias}")
         for name in ("local_lr", "global_lr"):
-            _require(0 < getattr(self, name) < float("inf"), f"{name} must be a positive number, not {getattr(self, name)}")
+            _require(0 < getattr(self, name) < 1e30, f"{name} must be a positive number, not {getattr(self, name)}")
+        for since, factor in self.lr_decay:
+            _require(since >= 1 and 0 < factor < 1e30, f"lr_decay must hold [round, positive factor], not {[since, factor]}")
         _require(self.warmup >= 0, f"warmup must not be negative, not {self.warmup}")
         _require(self.seed >= 0, f"seed must not be negative, not {self.seed}")
         _known("loss", self.loss, get_args(Loss))
         _known("root_batch", self.root_batch, get_args(RootBatch))
+        _known("precision", self.precision, get_args(Precision))
 
     @staticmethod
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
@@ -74,7 +81,7 @@ class Experiment:
         _known("dataset", dataset, PAPER)
         for name in changes:
             _known("field", name, _FIELDS)
-        settings = _checked_types({**PAPER[dataset], **changes})
+        settings = {**PAPER[dataset], **_checked(Experiment, changes)}
         _known("model", settings["model"], MODELS)
         _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
         family = settings.pop("family")
@@ -82,11 +89,6 @@ class Experiment:
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
             settings["malicious"] = round(settings["malicious"] / PAPER[dataset]["num_clients"] * settings["num_clients"])
         expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
-        if "lr_decay" in settings:
-            try:
-                settings["lr_decay"] = tuple((int(since), float(factor)) for since, factor in settings["lr_decay"])
-            except (TypeError, ValueError) as problem:
-                raise InputError(f"lr_decay must be a list of [round, factor], not {settings['lr_decay']!r}") from problem
         rule = _chosen("rule", rule, RULES, {Krum: {"tolerate": expected}, TrimmedMean: {"trim": expected}})
         attack = _chosen("attack", attack, ATTACKS, {Scaling: {"trigger": TRIGGERS[family]}})
         return Experiment(dataset=dataset, rule=rule, attack=attack, **settings)
@@ -166,10 +168,6 @@ def from_dict(written: Mapping[str, Any]) -> Experiment:
     return Experiment.on(**written)
 
 
-def from_toml(path: Path) -> Experiment:
-    return from_dict(read_toml(path))
-
-
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
@@ -183,11 +181,12 @@ _FIELDS = [field.name for field in dataclasses.fields(Experiment)]
 
 
 def name_of(value: Rule | Attack, registry: Mapping[str, type]) -> str:
-    return next(name for name, kind in registry.items() if kind is type(value))
+    """Its name on the command line; a rule or attack of one's own is called by its class."""
+    return next((name for name, kind in registry.items() if kind is type(value)), type(value).__name__)
 
 
 def _chosen(what: str, choice: Any, registry: Mapping[str, type], defaults: Mapping[type, dict[str, Any]]) -> Any:
-    if isinstance(choice, tuple(registry.values())):
+    if isinstance(choice, Rule | Attack):
         return choice
     if isinstance(choice, str):
         choice = {"name": choice}
@@ -196,36 +195,40 @@ def _chosen(what: str, choice: Any, registry: Mapping[str, type], defaults: Mapp
     kind = registry[_known(what, choice["name"], registry)]
     known = [field.name for field in dataclasses.fields(kind)]
     parameters = {_known(f"parameter of {choice['name']}", name, known): value for name, value in choice.items() if name != "name"}
-    parameters = {**defaults.get(kind, {}), **parameters}
     if isinstance(parameters.get("trigger"), Mapping):
         parameters["trigger"] = Trigger.from_dict(parameters["trigger"])
-    try:
-        return kind(**parameters)
-    except TypeError as problem:
-        raise InputError(f"{what} {choice['name']}: {problem}") from problem
+    return kind(**{**defaults.get(kind, {}), **_checked(kind, parameters)})
 
 
-def _checked_types(settings: dict[str, Any]) -> dict[str, Any]:
-    """A number in quotes or a fraction of a client is a mistake, not something to convert."""
-    for field in dataclasses.fields(Experiment):
-        value = settings.get(field.name)
-        if value is None or field.name in ("rule", "attack", "lr_decay"):
-            continue
-        default = field.default
-        if isinstance(default, bool) or isinstance(value, bool):
-            fits = isinstance(default, bool) and isinstance(value, bool)
-        elif isinstance(default, int):
-            fits = isinstance(value, int)
-        elif isinstance(default, str):
-            fits = isinstance(value, str)
-        else:
-            fits = isinstance(value, int | float)
-        _require(fits, f"{field.name} cannot be {value!r}")
-    return settings
+def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The values as the dataclass wants them: a number in quotes or a fraction of a client is a mistake, not something to convert."""
+    hints = get_type_hints(kind)
+    return {name: _as(hints[name], name, value) if name in hints else value for name, value in values.items()}
+
+
+def _as(hint: Any, name: str, value: Any) -> Any:
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    for option in options:
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)  # so that 1 and 1.0 are one experiment
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            inner = get_args(option)
+            parts = [inner[0]] * len(value) if inner[-1] is ... else inner
+            if len(parts) == len(value):
+                return tuple(_as(part, name, item) for part, item in zip(parts, value, strict=True))
+        if get_origin(option) is Literal and isinstance(value, str):
+            return value  # which names there are is checked where they are used
+        if option not in (int, float) and isinstance(option, type) and isinstance(value, option):
+            return value
+    raise InputError(f"{name} cannot be {value!r}")
 
 
 def _known(what: str, name: str, known: Collection[str]) -> str:
-    if name in known:
+    if isinstance(name, str) and name in known:
         return name
     near = difflib.get_close_matches(str(name), list(known), n=1)
     raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fltrust import threads
 from fltrust.errors import InputError
-from fltrust.models import CNN, PAPER_CNN, Model, flatten
+from fltrust.models import CNN, PAPER_CNN, Model, flatten, trainable
 
 
 def local_updates(
@@ -44,7 +44,7 @@ def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels:
             update = updates[i].zero_()
             for step in range(images.shape[1]):
                 with torch.no_grad():
-                    for parameter, part in zip(module.parameters(), model.split(weights + update), strict=True):
+                    for parameter, part in zip(trainable(module), model.split(weights + update), strict=True):
                         parameter.copy_(part)
                 update.sub_(_gradient(module, images[i, step], labels[i, step], share[i, step]), alpha=lr)
 
@@ -54,9 +54,13 @@ def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels:
 
 
 def _gradient(module: nn.Module, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
+    used = share != 0
+    if not used.all():  # batch norm must not see what only fills up a batch
+        images, labels, share = images[used], labels[used], share[used]
     if images.dim() == 4:
         images = images.contiguous(memory_format=torch.channels_last)
-    return flatten(torch.autograd.grad(_loss(module(images), labels, share), list(module.parameters())))
+    loss = _loss(module(images), labels, share)
+    return flatten(torch.autograd.grad(loss, trainable(module), allow_unused=True, materialize_grads=True))
 
 
 # On the GPU, a single step starts from the same weights for all: one pass over all examples, only the weights' gradients per client.
@@ -76,6 +80,8 @@ def _one_shared_pass(model: Model, weights: Tensor, images: Tensor, labels: Tens
 
 def _can_share(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, precision: str) -> bool:
     """Whether the shared pass knows all of the network's layers, tried once on one client's batch."""
+    if model.shares_pass is None and len(model.names) < len(list(model.module.parameters())):
+        model.shares_pass = False  # some are frozen
     if model.shares_pass is None:
         try:
             _one_shared_pass(model, weights, images[:1, 0], labels[:1, 0], share[:1, 0], precision)

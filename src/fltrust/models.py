@@ -118,14 +118,17 @@ class Model:
     """A module as a function of (weights, images); the module itself is only its shape and its first weights."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = copy.deepcopy(module).requires_grad_(True)
-        self.names = [name for name, _ in self.module.named_parameters()]
-        self.shapes = [parameter.shape for parameter in self.module.parameters()]
+        self.module = copy.deepcopy(module)
+        self.names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+        self.shapes = [parameter.shape for parameter in trainable(self.module)]
         if not self.names:
             raise InputError("the model has no parameters to train")
-        self.initial_weights = flatten([parameter.detach() for parameter in self.module.parameters()]).float()  # (d,)
+        if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self.module.modules()):
+            raise InputError("dropout draws from outside of a run's own streams, so no run could be repeated: set its p to 0")
+        self.initial_weights = flatten([parameter.detach() for parameter in trainable(self.module)]).float()  # (d,)
         self.d = self.initial_weights.numel()
         self.shares_pass: bool | None = None  # on a GPU; see local.py
+        self.has_batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.module.modules())
         self._tracking = _with_batch_norm(copy.deepcopy(self.module), tracking=True)  # for measuring
         self.module = _with_batch_norm(self.module, tracking=False)  # for training: each batch's own statistics
 
@@ -143,7 +146,7 @@ class Model:
     def frozen(self, weights: Tensor, root_images: Tensor) -> Callable[[Tensor], Tensor]:
         """images -> logits as the server uses them, batch norm's statistics estimated on the root set, the only data that it trusts."""
         module = self._tracking.to(weights.device)
-        for parameter, part in zip(module.parameters(), self.split(weights), strict=True):
+        for parameter, part in zip(trainable(module), self.split(weights), strict=True):
             parameter.copy_(part)
         if list(module.buffers()):
             module.train()(root_images)
@@ -152,6 +155,10 @@ class Model:
             return module
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return lambda images: module(images.contiguous(memory_format=torch.channels_last))
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def flatten(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:

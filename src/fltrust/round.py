@@ -16,7 +16,7 @@ from fltrust.attacks import Knowledge
 from fltrust.data import Task, crop_and_flip
 from fltrust.experiment import Experiment
 from fltrust.local import local_updates
-from fltrust.rules import FLTrust
+from fltrust.rules import FLTrust, Krum
 
 
 class Draw(NamedTuple):
@@ -54,7 +54,7 @@ def play_round(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int,
                 others=sent[m:] if full else None,
                 root_update=root_update if full else None,
                 n=len(sent),
-                tolerate=m,
+                tolerate=run.rule.tolerate if isinstance(run.rule, Krum) else m,
                 num_clients=run.num_clients,
                 generator=noise,
             )
@@ -69,12 +69,12 @@ def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> 
     images, labels = task.images[draw.examples], task.labels[draw.examples]
     if draw.shift is not None:
         images = crop_and_flip(images, draw.shift)
-    return local_updates(task.model, weights, images, labels, draw.share, run.local_lr, task.precision)
+    return local_updates(task.model, weights, images, labels, draw.share, run.local_lr, run.precision)
 
 
 def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
     images, labels = task.images[draw.root_examples], task.labels[draw.root_examples]
-    return local_updates(task.model, weights, images, labels, draw.root_share, run.local_lr, task.precision)[0]
+    return local_updates(task.model, weights, images, labels, draw.root_share, run.local_lr, run.precision)[0]
 
 
 AT_ONCE = 200  # clients whose updates are in memory together, in a round of more than MANY

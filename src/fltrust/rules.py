@@ -164,7 +164,7 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     return torch.cat(means)
 
 
-def _finish(update: Tensor, like: Tensor) -> Tensor:
+def finite(update: Tensor, like: Tensor) -> Tensor:
     """Back from float64: whatever happened, a finite update."""
     largest = torch.finfo(like.dtype).max
     return update.to(like.dtype).nan_to_num_(0, largest, -largest)
@@ -271,7 +271,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class FedAvg(Rule):
-    """The mean of the updates, weighted by the clients' numbers of examples: g = sum_i |D_i| / N g_i (McMahan et al. 2017)."""
+    """The mean of the updates, weighted by the clients' numbers of examples (McMahan et al. 2017): g = sum_i |D_i| / N g_i."""
 
     def aggregate(self, updates: Tensor, root_update: Tensor | None, sizes: Tensor | None) -> Aggregate:
         rows = measure(updates)
@@ -279,7 +279,7 @@ class FedAvg(Rule):
         weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
         weight = weight / weight.amax().clamp(min=1)
         share = weight / _divisor(weight.sum())
-        return Aggregate(_finish(weighted_sum(updates, rows, share * rows.norm), updates), share.to(updates.dtype))
+        return Aggregate(finite(weighted_sum(updates, rows, share * rows.norm), updates), share.to(updates.dtype))
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class TrimmedMean(Rule):
         n = len(updates)
         if n <= 2 * self.trim:
             raise InputError(f"a trimmed mean cannot trim {self.trim} from each side of {n}: it needs at least {2 * self.trim + 1} clients")
-        return Aggregate(_finish(ranked_mean(updates, measure(updates).usable, self.trim), updates), None)
+        return Aggregate(finite(ranked_mean(updates, measure(updates).usable, self.trim), updates), None)
 
 
 @dataclass(frozen=True)
@@ -330,13 +330,14 @@ class Median(Rule):
     """Per coordinate, the median; of an even number of values, the mean of the two in the middle (Yin et al. 2018)."""
 
     def aggregate(self, updates: Tensor, root_update: Tensor | None, sizes: Tensor | None) -> Aggregate:
-        return Aggregate(_finish(ranked_mean(updates, measure(updates).usable, None), updates), None)
+        return Aggregate(finite(ranked_mean(updates, measure(updates).usable, None), updates), None)
 
 
 @dataclass(frozen=True)
 class FLTrust(Rule):
-    """FLTrust (Cao et al. 2021), equation 4: g = 1 / (sum_i TS_i) * sum_i TS_i * (||g_0|| / ||g_i||) * g_i.
+    """The mean of the updates at the root update's length, weighted by trust: how far each points the same way (Cao et al. 2021).
 
+    Equation 4: g = 1 / (sum_i TS_i) * sum_i TS_i * (||g_0|| / ||g_i||) * g_i.
     TS_i = ReLU(cos(g_i, g_0)) is client i's trust, g_0 the root update. If no client is trusted, the update is zero.
     """
 
@@ -354,7 +355,7 @@ class FLTrust(Rule):
             total += self.server_trust * torch.where(usable, root_update, 0)
             total_trust += self.server_trust * usable
         divisor = _divisor(total_trust)
-        return Aggregate(_finish(total.div_(divisor), updates), (trust / divisor).to(updates.dtype))
+        return Aggregate(finite(total.div_(divisor), updates), (trust / divisor).to(updates.dtype))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fltrust import datasets
-from fltrust.data import Batches, Task, draw_clients, draw_shifts
+from fltrust.attacks import Attack
+from fltrust.data import Batch, Batches, Task, draw_clients, draw_shifts
 from fltrust.errors import InputError
 from fltrust.evaluate import measure
 from fltrust.experiment import PAPER, Experiment
@@ -41,7 +42,7 @@ class Record:
         return self.cosine and tuple(max(0.0, cosine) for cosine in self.cosine)
 
 
-def build_task(run: Experiment, *, device: str = "cpu", precision: str = "float32", data_dir: str | None = None) -> Task:
+def build_task(run: Experiment, *, device: str = "cpu", data_dir: str | None = None) -> Task:
     """Loads the data, sets the root set aside, splits the rest over the clients, and poisons the malicious clients' share."""
     run.rule(torch.ones(run.clients_per_round, 1), torch.ones(1))  # a rule that cannot work with so many clients says so before any work
     examples = datasets.load(PAPER[run.dataset]["family"], data_dir)
@@ -65,10 +66,10 @@ def build_task(run: Experiment, *, device: str = "cpu", precision: str = "float3
         clients=[held.clients[i] for i in shuffled],
         root=held.root,
         model=initialise(network, stream(run.seed, "weights")),
+        num_classes=examples.num_classes,
         malicious=run.malicious,
         attack=run.attack,
         device=device,
-        precision=precision,
         files=examples.files,
         warnings=examples.warnings,
     )
@@ -80,6 +81,12 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, weights: Tensor | N
         raise InputError(
             f"the task has {len(task.clients)} clients, {task.malicious} malicious; the experiment {run.num_clients} and {run.malicious}"
         )
+    if run.malicious and type(run.attack).poison is not Attack.poison and task.attack != run.attack:
+        raise InputError(f"the task's data were not poisoned for {type(run.attack).__name__}: build it with attack=...")
+    if run.augment and task.images.dim() != 4:
+        raise InputError(f"only images can be cropped and flipped: examples have the shape {tuple(task.images.shape[1:])}")
+    if task.device.type == "cuda" and task.model.has_batch_norm and (fewest := task.sizes.min()) < run.batch_size:
+        raise InputError(f"a client has {fewest} examples for batches of {run.batch_size}: batch norm on a GPU needs whole batches")
     weights = (task.model.initial_weights if weights is None else weights).to(task.device).clone()
     graphed = task.device.type == "cuda" and not in_chunks(run, run.clients_per_round)
     play = _graphed(run, task, weights) if graphed else _plain(run, task, weights)
@@ -112,9 +119,9 @@ def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray,
 def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.ndarray, Draw]]:
     """What chance decides about each round, drawn ahead in blocks that are copied to the device at once."""
     steps, mean = run.local_steps, run.loss == "mean"
-    root_size = len(task.root) if run.root_batch == "whole" else run.batch_size
     batches = Batches(run.seed, "batches", task.clients, steps=steps, size=run.batch_size, mean=mean)
-    root = Batches(run.seed, "root batches", [task.root], steps=steps, size=root_size, mean=mean)
+    root = Batches(run.seed, "root batches", [task.root], steps=steps, size=run.batch_size, mean=mean)
+    whole_root = Batch.whole(task.root, steps=steps, mean=mean)
     block = max(1, DRAWN_AHEAD // (run.num_clients * run.local_steps * batches.size))
 
     def on_device(array: np.ndarray) -> Tensor:
@@ -124,15 +131,17 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
         rounds = range(first, min(first + block, run.rounds + 1))
         clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round)  # (rounds, n)
         batch = batches.draw(rounds, clients)
-        root_batch = root.draw(rounds, np.zeros((len(rounds), 1), np.int64))
+        root_batch = whole_root
+        if run.root_batch == "batch":
+            root_batch = root.draw(rounds, np.zeros((len(rounds), 1), np.int64))
         shifts = None
         if run.augment:
             shifts = on_device(draw_shifts(run.seed, rounds, (run.num_clients, *batch.examples.shape[2:]), clients))
         whole_block = (
             on_device(batch.examples),
             on_device(batch.share),
-            on_device(root_batch.examples),
-            on_device(root_batch.share),
+            on_device(root_batch.examples).expand(len(rounds), -1, -1, -1),
+            on_device(root_batch.share).expand(len(rounds), -1, -1, -1),
             on_device(task.sizes[clients].astype(np.float32)),
             on_device(np.array([run.lr_at(t) for t in rounds], np.float32)),
         )

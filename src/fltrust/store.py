@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import platform
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +75,6 @@ class RunDirectory:
             "files": self.task.files,
             "warnings": list(self.task.warnings),
             "versions": {"fltrust": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
-            "precision": self.task.precision,
             "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores",
         }
 
@@ -89,16 +87,20 @@ class RunDirectory:
             try:
                 with checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                     after, weights = int(saved["round"]), torch.from_numpy(saved["weights"])
-            except (OSError, ValueError, KeyError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as problem:
+            except Exception as problem:  # a damaged file makes numpy and zipfile raise nearly anything
                 raise InputError(f"{checkpoint} is damaged ({problem}): move it away to begin again") from problem
             if weights.shape != (self.task.model.d,) or weights.dtype != torch.float32:
                 raise InputError(
                     f"{checkpoint} is of another model: {tuple(weights.shape)} {weights.dtype}, expected ({self.task.model.d},)"
                 )
+            if not 1 <= after <= self.run.rounds:
+                raise InputError(f"{checkpoint} says round {after} of {self.run.rounds}: move it away to begin again")
         records = self.path / "records.jsonl"
+        kept = [(record, line) for record, line in _lines(records) if record["round"] <= after]
+        if after and (not kept or kept[-1][0]["round"] != after):
+            raise InputError(f"{records} lacks round {after}, which {checkpoint.name} says was recorded: move both away to begin again")
         if records.exists():
-            kept = [line for line in _whole_lines(records) if json.loads(line)["round"] <= after]
-            _replace(records, b"".join(kept))
+            _replace(records, b"".join(line for _, line in kept))
         return after, weights
 
     def save(self, record: Record) -> None:
@@ -117,13 +119,12 @@ class RunDirectory:
             np.savez(file, round=np.int64(record.round), weights=record.weights.cpu().numpy())
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self.path / "checkpoint.npz")
+        _rename(beside, self.path / "checkpoint.npz")
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The evaluated rounds of a run directory, also of one that is still running or was cut off."""
-    records = path / "records.jsonl"
-    return [json.loads(line) for line in _whole_lines(records)] if records.exists() else []
+    return [record for record, _ in _lines(path / "records.jsonl")]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -136,10 +137,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):  # a line without its end was being written when the run was cut off
-            yield line
+def _lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The records and their lines; a last line without its end was being written when the run was cut off, and is left out."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        if line.endswith(b"\n"):
+            try:
+                record = json.loads(line)
+                whole = isinstance(record["round"], int)
+            except (ValueError, TypeError, KeyError):
+                whole = False
+            if not whole:
+                raise InputError(f"{path}, line {number}, is no record: the file is damaged")
+            yield record, line
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -148,4 +158,14 @@ def _replace(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    _rename(beside, path)
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Puts the new file in place at once, and makes sure that a power failure does not undo it."""
+    source.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -29,10 +29,8 @@ def main() -> None:
     except InputError as problem:
         _stop(str(problem))
     except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise
         kept = "; what was written before stays readable" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        _stop(f"{problem.filename or 'writing'}: {problem.strerror}{kept}")
+        _stop(f"{problem.filename or 'writing'}: {problem.strerror or problem}{kept}")
 
 
 def _stop(line: str) -> None:
@@ -93,14 +91,19 @@ def run(
     batch_size: Annotated[int | None, typer.Option(help="Examples in a client's batch.")] = None,
     local_lr: Annotated[float | None, typer.Option(help="The clients' learning rate (beta).")] = None,
     global_lr: Annotated[float | None, typer.Option(help="The server's learning rate (alpha).")] = None,
-    bias: Annotated[float | None, typer.Option(help="q: how unlike the clients' data are; 0.1 is alike for ten classes.")] = None,
+    bias: Annotated[
+        float | None,
+        typer.Option(help="q: share of each class that goes to its own group of clients; 0.1 (of ten classes) is an even split."),
+    ] = None,
     root_size: Annotated[int | None, typer.Option(help="Examples in the server's root set.")] = None,
     root_bias: Annotated[float | None, typer.Option(help="Share of class 1 in the root set (the paper's case II).")] = None,
     root_batch: Annotated[str | None, typer.Option(help="The server trains on its 'whole' root set or on a 'batch' of it.")] = None,
     loss: Annotated[str | None, typer.Option(help="'sum' or 'mean' over a batch.")] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two measurements (and checkpoints).")] = None,
+    model: Annotated[str | None, typer.Option(help="The network; see 'fltrust list models'.")] = None,
+    knowledge: Annotated[str | None, typer.Option(help="What the krum or trim attack sees: 'full' or 'partial' (its own clients).")] = None,
+    precision: Annotated[str | None, typer.Option(help="Of a GPU's products: float32, tf32 or float16 (about five times faster).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of a GPU's products: float32, tf32 or float16; sums are float32.")] = "float32",
     data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for the results (default: runs/KEY); an interrupted run there goes on.")
@@ -142,7 +145,6 @@ def run(
         config,
         {name: value for name, value in given.items() if value is not None},
         device=device,
-        precision=precision,
         data_dir=data_dir,
         out=out,
     )

@@ -54,7 +54,7 @@ def fetch_datasets(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fltrust.datasets import DATASETS, fetch, locate
+    from fltrust.datasets import DATASETS, SPLITS, fetch, locate
 
     for name in names:
         locate(name, data_dir)  # a misspelt last name is refused before the first download
@@ -63,9 +63,11 @@ def fetch_datasets(
     for name in names:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             paths = fetch(name, data_dir, lambda file, progress=progress: _Bar(progress, file))  # type: ignore[misc]
-        dataset = DATASETS[name]
+        dataset = DATASETS[SPLITS.get(name, name)]
         console.print(f"{name}: in {paths[0].parent}", soft_wrap=True, highlight=False, markup=False)
-        console.print(f"  licence: {dataset.licence}; please cite {dataset.cite}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"  home: {dataset.home}; licence: {dataset.licence}; please cite {dataset.cite}", soft_wrap=True, highlight=False, markup=False
+        )
 
 
 @app.command("check")

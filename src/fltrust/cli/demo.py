@@ -1,5 +1,7 @@
 """`fltrust demo`: two rules, no attack and two attacks, live on the screen."""
 
+import shutil
+import sys
 import time
 
 from rich.console import Console, Group
@@ -56,7 +58,8 @@ def show(*, device: str, seed: int) -> None:
     screen.print(_table(runs, seen, rounds))
     screen.print(_summary(seen), highlight=False)
     screen.print(f"[dim]{time.monotonic() - began:.0f} s on {device}, seed {seed}, one run each[/dim]\n", highlight=False)
-    screen.print(NEXT, highlight=False, markup=False)
+    program = "fltrust" if shutil.which("fltrust") else sys.argv[0]
+    screen.print(NEXT.replace("fltrust ", f"{program} "), highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], Record], rounds: dict[tuple[str, str], int]) -> Table:
@@ -73,8 +76,8 @@ def _table(runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], 
         if record is not None:
             cells[0] = _coloured(record.test_error)
             cells[1] = _coloured(record.success)
-            trust = trust_of(record) if run.rule.needs_root else None
-            cells[2], cells[3] = ("", "") if trust is None else (f"{trust[0]:.2f}", f"{trust[1]:.2f}")
+            trust = trust_of(record) if run.rule.needs_root else {}
+            cells[2:] = [f"{trust[whose]:.2f}" if whose in trust else "" for whose in ("honest", "malicious")]
         bar = "done" if done == run.rounds else ProgressBar(total=run.rounds, completed=done, width=12) if done else ""
         if rule == next(iter(RULES)):
             table.add_row(Text(ATTACKS[attack], style="bold"))
@@ -94,8 +97,8 @@ def _summary(seen: dict[tuple[str, str], Record]) -> str:
     for attack in ("trim", "scaling"):
         record = seen["fltrust", attack]
         trust = trust_of(record)
-        assert trust is not None
-        said = f"{attack.capitalize()} attack: FLTrust's mean trust in honest clients is {trust[0]:.2f}, in malicious ones {trust[1]:.2f}; "
+        honest, malicious = trust["honest"], trust["malicious"]
+        said = f"{attack.capitalize()} attack: FLTrust trusts honest clients {honest:.2f} on average, malicious ones {malicious:.2f}; "
         plain = seen["fedavg", attack]
         if record.success is not None and plain.success is not None:
             said += f"the backdoor works on {record.success:.0%} of the digits that carry it, under plain averaging on {plain.success:.0%}."

@@ -17,17 +17,17 @@ from fltrust.simulation import Record, build_task, simulate
 from fltrust.store import RunDirectory, read_records
 
 
-def run_one(config: Path | None, given: dict[str, Any], *, device: str, precision: str, data_dir: str | None, out: Path | None) -> None:
-    run = from_dict({**read_toml(config), **given}) if config else Experiment.on(**given)
-    task = build_task(run, device=chosen_device(device), precision=chosen_precision(precision), data_dir=data_dir)
+def run_one(config: Path | None, given: dict[str, Any], *, device: str, data_dir: str | None, out: Path | None) -> None:
+    run = from_dict({**(read_toml(config) if config else {}), **given})
+    task = build_task(run, device=chosen_device(device, run.precision), data_dir=data_dir)
     screen = Console(stderr=True)
     for warning in task.warnings:
-        screen.print(f"[yellow]note:[/yellow] {warning}", highlight=False)
+        screen.print(f"note: {warning}", style="yellow", highlight=False, markup=False)
     path = out or Path("runs") / run.key
     with RunDirectory(path, run, task) as directory:
         after, weights = directory.resume()
         if after:
-            screen.print(f"{path}: going on after round {after}", highlight=False)
+            screen.print(f"{path}: going on after round {after}", highlight=False, markup=False)
         with watched(simulate(run, task, after=after, weights=weights), run, screen, after) as records:
             for record in records:
                 if record.weights is not None:
@@ -36,18 +36,15 @@ def run_one(config: Path | None, given: dict[str, Any], *, device: str, precisio
     print(f"{describe(run)}: {figures(last['test_error'], last['success'])} after {last['round']} rounds; {path}")
 
 
-def chosen_device(asked: str) -> str:
+def chosen_device(asked: str, precision: str = "float32") -> str:
     if asked not in ("auto", "cpu", "cuda"):
         raise InputError(f"unknown device {asked!r}; known: auto, cpu, cuda")
     if asked == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA device here: use --device cpu")
-    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def chosen_precision(asked: str) -> str:
-    if asked not in ("float32", "tf32", "float16"):
-        raise InputError(f"unknown precision {asked!r}; known: float32, tf32, float16")
-    return asked
+    device = "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+    if device == "cpu" and precision != "float32":
+        raise InputError(f"precision {precision} is for a GPU: a CPU computes in float32")
+    return device
 
 
 def describe(run: Experiment) -> str:
@@ -58,13 +55,12 @@ def figures(test_error: float | None, success: float | None) -> str:
     return f"test error {test_error:.3f}" + ("" if success is None else f", backdoor success {success:.3f}")
 
 
-def trust_of(record: Record) -> tuple[float, float] | None:
-    """Mean trust of honest and of malicious clients, where the rule has trust (NaN where there are none of a kind)."""
+def trust_of(record: Record) -> dict[str, float]:
+    """Mean trust of the honest and of the malicious clients, of those that there are."""
     if record.trust is None or record.malicious is None:
-        return None
-    sides = record.trust[record.malicious :], record.trust[: record.malicious]
-    honest, malicious = (sum(side) / len(side) if side else float("nan") for side in sides)
-    return honest, malicious
+        return {}
+    sides = {"honest": record.trust[record.malicious :], "malicious": record.trust[: record.malicious]}
+    return {whose: sum(side) / len(side) for whose, side in sides.items() if side}
 
 
 @contextmanager
@@ -84,8 +80,8 @@ def watched(records: Iterable[Record], run: Experiment, screen: Console, after: 
             for record in records:
                 progress.update(bar, completed=record.round)
                 if record.test_error is not None:
-                    trust = trust_of(record)
-                    said = "" if trust is None else f", trust honest {trust[0]:.2f} malicious {trust[1]:.2f}"
+                    trust = trust_of(record) if run.rule.needs_root else {}
+                    said = "".join(f", trust {whose} {mean:.2f}" for whose, mean in trust.items())
                     progress.update(bar, news=figures(record.test_error, record.success) + said)
                 yield record
 

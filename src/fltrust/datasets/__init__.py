@@ -58,12 +58,14 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 def locate(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """The files that `load` would read, whether they are there or not."""
-    return _dataset(name).find(data_folder(data_dir) / name)
+    dataset = _dataset(name)
+    return dataset.find(data_folder(data_dir) / dataset.name)
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Examples:
     """Reads a data set and checks all of it; a missing or damaged file raises an InputError that says which, and how to get it."""
-    dataset, folder = _dataset(name), data_folder(data_dir) / name
+    dataset = _dataset(name)
+    folder = data_folder(data_dir) / dataset.name
     paths = locate(name, data_dir)
     remedy = _remedy(dataset, data_dir)
     if missing := [path.name for path in paths if not path.is_file()]:
@@ -82,7 +84,7 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Callable[[str
     """Downloads the original files of a data set; `progress` makes a progress bar for a file. Returns the files."""
     dataset = _dataset(name)
     if dataset.downloads:
-        return download(dataset, data_folder(data_dir) / name, progress)
+        return download(dataset, data_folder(data_dir) / dataset.name, progress)
     if not all(map(Path.is_file, paths := locate(name, data_dir))):
         raise InputError(f"{name}: nothing to download; {_remedy(dataset, data_dir)}")
     return paths
@@ -90,7 +92,8 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Callable[[str
 
 def check(name: str, data_dir: str | Path | None = None) -> list[FileState]:
     """The state of every file that `load` would read; all of them are read to the end."""
-    dataset, folder = _dataset(name), data_folder(data_dir) / name
+    dataset = _dataset(name)
+    folder = data_folder(data_dir) / dataset.name
     paths = locate(name, data_dir)
     missing = [FileState(path.name, "missing", f"not in {path.parent}") for path in paths if not path.is_file()]
     opened, damage = [], []
@@ -113,7 +116,11 @@ def check(name: str, data_dir: str | Path | None = None) -> list[FileState]:
     return states + missing
 
 
+SPLITS = {"mnist-0.1": "mnist", "mnist-0.5": "mnist"}  # the paper's names for one data set split in two ways
+
+
 def _dataset(name: str) -> Dataset:
+    name = SPLITS.get(name, name)
     if name in DATASETS:
         return DATASETS[name]
     near = difflib.get_close_matches(name, DATASETS, n=1)

@@ -67,7 +67,9 @@ def unzip(file: str, data: bytes, wanted: Callable[[str], bool], max_members: in
                         file, f"{member.filename!r} in it unpacks to {member.file_size:,} bytes, expected at most {max_bytes:,}"
                     )
                 yield member.filename, archive.read(member)  # zipfile never unpacks more than file_size, and checks the CRC
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
         raise DamagedError(file, f"is not a readable zip archive ({_one_line(error)})") from error
 
 
