@@ -134,9 +134,9 @@ def main() -> None:
     )
     for heading in ("n x d", "rule", "who", "median, ms", "fastest to slowest, ms", "runs", "/ read", "/ ours", "target"):
         table.add_column(heading, justify="left" if heading in ("rule", "who", "target") else "right")
+    wait_until_quiet()
     for n in options.clients:
         runners = contenders(n, options.parameters)
-        wait_until_quiet()
         race(runners, options.repeats)
         read = min(runner.median for runner in runners if runner.rule == "read")
         for rule in dict.fromkeys(runner.rule for runner in runners):

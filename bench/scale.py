@@ -161,8 +161,8 @@ def main() -> None:
         "n", "median, s", "fastest to slowest, s", "ms per client", "peak memory, MB", "of which before, MB", "in chunks",
     )  # fmt: skip
     measured = {}
+    wait_until_quiet()
     for n in SIZES:
-        wait_until_quiet()
         seconds, before, peak, chunks = in_own_process(rounds_of, n)
         median = statistics.median(seconds)
         measured[n] = median, peak
@@ -173,7 +173,6 @@ def main() -> None:
     console.print(rounds)
     plot(measured)
 
-    wait_until_quiet()
     read = statistics.median(in_own_process(reads_per_second))
     streams = table(f"TrustAccumulator, {PAPER_CNN:,} parameters", "how", "updates", "seconds", "updates / s", "of one read", "grew by, MB")
     streams.add_row("one read (torch.sum)", "", "", f"{read:,.0f}", "1.00", "")
@@ -182,7 +181,6 @@ def main() -> None:
         ("add, one at a time", stream, 1),
         ("add_many in two processes, merged", merged, 200),
     ):
-        wait_until_quiet()
         total, seconds, grown = in_own_process(work, chunk, options.updates)
         rate = total.count / seconds
         streams.add_row(name, f"{total.count:,}", f"{seconds:.1f}", f"{rate:,.0f}", f"{rate / read:.2f}", f"{grown:.0f}")

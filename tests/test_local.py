@@ -92,3 +92,12 @@ def test_frozen_parameters_stay_and_unused_ones_do_not_move() -> None:
         updates = way(model, model.initial_weights, images, labels, share, 1.0)
         assert updates[:, :15].abs().min(1).values.max() > 0
         assert not updates[:, 15:].any()
+
+
+@pytest.mark.parametrize("network", [CNN((1, 28, 28), 10), ResNet20((1, 28, 28), 10)], ids=["cnn", "batch norm"])
+def test_a_client_without_examples_sends_zeros(network: nn.Module) -> None:
+    model = Model(network)
+    images, labels = torch.rand(2, 1, 3, 1, 28, 28), torch.randint(0, 10, (2, 1, 3))
+    updates = local_updates(model, model.initial_weights, images, labels, torch.tensor([0.0, 1.0])[:, None, None].expand(2, 1, 3), 1.0)
+    assert not updates[0].any()
+    assert updates[1].any()

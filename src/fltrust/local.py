@@ -55,6 +55,8 @@ def _threads_over_clients(model: Model, weights: Tensor, images: Tensor, labels:
 
 def _gradient(module: nn.Module, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
     used = share != 0
+    if not used.any():  # a client without examples learns nothing
+        return torch.zeros(sum(parameter.numel() for parameter in trainable(module)), dtype=share.dtype)
     if not used.all():  # batch norm must not see what only fills up a batch
         images, labels, share = images[used], labels[used], share[used]
     if images.dim() == 4:
