@@ -104,6 +104,7 @@ def race(runners: list[Contender], repeats: int) -> None:
         runner.call()
         allowed[id(runner)] = max(3, min(repeats, int(MOST_SECONDS / (time.perf_counter() - start))))
     for turn in range(repeats):
+        wait_until_quiet()
         for runner in runners:
             if turn < allowed[id(runner)]:
                 start = time.perf_counter()
@@ -134,7 +135,6 @@ def main() -> None:
     )
     for heading in ("n x d", "rule", "who", "median, ms", "fastest to slowest, ms", "runs", "/ read", "/ ours", "target"):
         table.add_column(heading, justify="left" if heading in ("rule", "who", "target") else "right")
-    wait_until_quiet()
     for n in options.clients:
         runners = contenders(n, options.parameters)
         race(runners, options.repeats)

@@ -166,6 +166,7 @@ def race(players: dict[str, Callable[[], object]], repeats: int) -> dict[str, li
     """Two rounds each to warm up and compile, then in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in players}
     for turn in range(repeats + 2):
+        wait_until_quiet()
         for name, play in players.items():
             start = time.perf_counter()
             play()
@@ -192,6 +193,7 @@ def main() -> None:
     try:
         import flower_app
 
+        wait_until_quiet()
         seconds["Flower simulation"] = flower_app.seconds_per_round(options.repeats)
     except Exception as error:
         print(f"Flower left out: {error}")

@@ -7,10 +7,6 @@ The round: n = 100 to 10,000 clients that all take part, two examples each, the 
 process of its own, so that its peak memory is its own. The examples themselves are in memory too: n x 2 images of 3 kB.
 """
 
-import os
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import argparse
 import multiprocessing
 import resource
@@ -29,7 +25,7 @@ from setting import wait_until_quiet
 
 from fltrust import Experiment, FLTrust, Task, TrustAccumulator, simulate
 from fltrust.models import CNN, PAPER_CNN
-from fltrust.round import in_chunks
+from fltrust.round import MANY, in_chunks
 
 SIZES = (100, 300, 1000, 3000, 10_000)
 HELD, ROOT, ROUNDS = 2, 100, 5
@@ -62,6 +58,7 @@ def rounds_of(n: int) -> tuple[list[float], float, float, bool]:
     next(records)  # compiles
     seconds = []
     for _ in range(ROUNDS):
+        wait_until_quiet()
         start = time.perf_counter()
         next(records)
         seconds.append(time.perf_counter() - start)
@@ -133,21 +130,27 @@ def plot(measured: dict[int, tuple[float, float]]) -> None:
     from matplotlib import pyplot
 
     n = list(measured)
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     seconds, memory = ([value[i] for value in measured.values()] for i in (0, 1))
-    left.loglog(n, seconds, "o-", color="tab:blue", label="measured")
-    left.loglog(n, [seconds[0] * size / n[0] for size in n], "--", color="grey", label="linear in n")
-    left.set(title="seconds per round", xlabel="clients in the round, n")
-    right.loglog(n, memory, "o-", color="tab:blue", label="peak memory of the process")
-    right.loglog(n, [size * PAPER_CNN * 4 / 1e6 for size in n], "--", color="grey", label="one (n, d) matrix of updates")
-    right.set(title="MB", xlabel="clients in the round, n")
-    for axes in (left, right):
-        axes.grid(which="both", alpha=0.2)
-        axes.legend(frameon=False)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.plot(n, [seconds[-1] * size / n[-1] for size in n], "--", color="grey", label="proportional to n")
+    left.set(title="Time of a round, seconds", ylim=(0.08, 30), yscale="log", yticks=(0.1, 1, 10))
+    right.plot(n, [size * PAPER_CNN * 4e-6 for size in n], "--", color="grey", label="one (n, d) matrix of updates")
+    right.set(title="Peak memory of the process, MB", ylim=(40, 10_000), yscale="log", yticks=(100, 1000, 10_000))
+    for axes, values in ((left, seconds), (right, memory)):
+        axes.axvspan(MANY, 14_000, color="tab:blue", alpha=0.08, lw=0, label="some clients at a time")
+        axes.plot(n, values, "o-", color="tab:blue", label="measured")
+        for size, value in zip(n, values, strict=True):
+            axes.annotate(
+                f"{value:,.3g}" if value < 100 else f"{value:,.0f}", (size, value), (0, 7), textcoords="offset points", ha="center"
+            )
+        axes.set(xlabel="clients in the round, n", xscale="log", xlim=(70, 14_000))
         axes.set_xticks(n, [f"{size:,}" for size in n])
         axes.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, loc="lower right")
     PLOT.parent.mkdir(exist_ok=True)
-    figure.savefig(PLOT, dpi=130)
+    figure.savefig(PLOT, dpi=120)
 
 
 def main() -> None:
@@ -161,7 +164,6 @@ def main() -> None:
         "n", "median, s", "fastest to slowest, s", "ms per client", "peak memory, MB", "of which before, MB", "in chunks",
     )  # fmt: skip
     measured = {}
-    wait_until_quiet()
     for n in SIZES:
         seconds, before, peak, chunks = in_own_process(rounds_of, n)
         median = statistics.median(seconds)
@@ -173,6 +175,7 @@ def main() -> None:
     console.print(rounds)
     plot(measured)
 
+    wait_until_quiet()
     read = statistics.median(in_own_process(reads_per_second))
     streams = table(f"TrustAccumulator, {PAPER_CNN:,} parameters", "how", "updates", "seconds", "updates / s", "of one read", "grew by, MB")
     streams.add_row("one read (torch.sum)", "", "", f"{read:,.0f}", "1.00", "")
@@ -181,6 +184,7 @@ def main() -> None:
         ("add, one at a time", stream, 1),
         ("add_many in two processes, merged", merged, 200),
     ):
+        wait_until_quiet()
         total, seconds, grown = in_own_process(work, chunk, options.updates)
         rate = total.count / seconds
         streams.add_row(name, f"{total.count:,}", f"{seconds:.1f}", f"{rate:,.0f}", f"{rate / read:.2f}", f"{grown:.0f}")

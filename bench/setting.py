@@ -6,12 +6,14 @@ n = 100 clients, b = 32 examples of each in a round, a root set of 100, d = 139,
 import os
 import time
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 N, B, ROOT, HELD = 100, 32, 100, 100  # clients, batch, root set, examples that each client holds
 LR = 3e-4
+STAT = Path("/proc/stat")
 
 
 def network() -> nn.Module:
@@ -50,10 +52,25 @@ def usual_fltrust(updates: Tensor, root_update: Tensor) -> Tensor:
     return mean
 
 
-def wait_until_quiet(load: float = 0.7, most_seconds: float = 120) -> None:
-    """Waits until the machine's load over the last minute is low, and says so if it does not become low."""
+def others_busy(seconds: float = 0.3) -> float:
+    """How many cores work while this process sleeps; 0 where the system does not say."""
+
+    def ticks() -> tuple[int, int]:
+        user, nice, system, idle, waiting, *rest = map(int, STAT.read_text().splitlines()[0].split()[1:])
+        return user + nice + system + sum(rest[:3]), idle + waiting
+
+    if not STAT.exists():
+        return 0.0
+    busy, idle = ticks()
+    time.sleep(seconds)
+    more_busy, more_idle = ticks()
+    return (os.cpu_count() or 1) * (more_busy - busy) / max(1, more_busy - busy + more_idle - idle)
+
+
+def wait_until_quiet(most_seconds: float = 120) -> None:
+    """Waits until nothing else runs on the machine, and says so if that does not come."""
     end = time.monotonic() + most_seconds
-    while os.getloadavg()[0] > load and time.monotonic() < end:
-        time.sleep(2)
-    if os.getloadavg()[0] > load:
-        print(f"not quiet: the machine's load over the last minute is {os.getloadavg()[0]:.1f}")
+    while (busy := others_busy()) > 0.1:
+        if time.monotonic() > end:
+            print(f"not quiet: others use {busy:.1f} cores")
+            return

@@ -1,6 +1,9 @@
 """What several test files build on: a small task, quick to train."""
 
 import itertools
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as the program does
 
 import numpy as np
 import pytest

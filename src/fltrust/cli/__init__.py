@@ -1,6 +1,7 @@
 """The command line. Only typer is imported here; what is heavy is imported by the command that needs it."""
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +25,7 @@ app.add_typer(data_app, name="data", help="The data sets: which there are, fetch
 
 def main() -> None:
     """Runs the program; what a user got wrong becomes one line and exit code 2."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: threads that wait leave the core to those that work
     try:
         app()
     except InputError as problem:

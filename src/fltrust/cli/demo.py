@@ -14,14 +14,14 @@ from fltrust.cli.run import chosen_device, trust_of
 from fltrust.experiment import Experiment
 from fltrust.simulation import Record, build_task, simulate
 
-RULES = {"fedavg": "FedAvg, plain averaging", "fltrust": "FLTrust"}
+RULES = {"fedavg": "FedAvg (plain average)", "fltrust": "FLTrust"}
 ATTACKS = {
     "none": "no attack",
-    "trim": "Trim attack: push the model backwards",
-    "scaling": "Scaling attack: plant a backdoor",
+    "trim": "Trim attack (sabotage)",
+    "scaling": "Scaling attack (backdoor)",
 }
 
-SETTINGS = {"num_clients": 10, "malicious": 3, "rounds": 100, "evaluate_every": 20}
+SETTINGS = {"num_clients": 10, "malicious": 3, "rounds": 150, "evaluate_every": 30}
 
 NEXT = """Try next
   fltrust run --dataset mnist-5k --rule krum --attack krum     another rule, the attack made for it
@@ -66,9 +66,9 @@ def _table(runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], 
     table = Table(title="Wrong answers on 1,000 test digits after training", title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column("wrong", justify="right")
-    table.add_column("backdoor works", justify="right")
-    table.add_column("trust: honest", justify="right")
-    table.add_column("malicious", justify="right")
+    table.add_column("backdoor\nworks", justify="right")
+    table.add_column("trust:\nhonest", justify="right")
+    table.add_column("trust:\nmalicious", justify="right")
     table.add_column("round")
     for (rule, attack), run in runs.items():
         record, done = seen.get((rule, attack)), rounds.get((rule, attack), 0)
@@ -78,7 +78,7 @@ def _table(runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], 
             cells[1] = _coloured(record.success)
             trust = trust_of(record) if run.rule.needs_root else {}
             cells[2:] = [f"{trust[whose]:.2f}" if whose in trust else "" for whose in ("honest", "malicious")]
-        bar = "done" if done == run.rounds else ProgressBar(total=run.rounds, completed=done, width=12) if done else ""
+        bar = "done" if done == run.rounds else ProgressBar(total=run.rounds, completed=done, width=5) if done else ""
         if rule == next(iter(RULES)):
             table.add_row(Text(ATTACKS[attack], style="bold"))
         table.add_row("  " + RULES[rule], *cells, bar, end_section=rule == list(RULES)[-1])
