@@ -4,7 +4,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -123,7 +123,7 @@ def run(
     """
     from fltrust.cli.run import run_one
 
-    given = {
+    given: dict[str, Any] = {
         "dataset": dataset,
         "rule": rule,
         "attack": attack,
@@ -142,7 +142,11 @@ def run(
         "root_batch": root_batch,
         "loss": loss,
         "evaluate_every": evaluate_every,
+        "model": model,
+        "precision": precision,
     }
+    if knowledge is not None:
+        given["attack"] = {"name": attack or "none", "knowledge": knowledge}
     run_one(
         config,
         {name: value for name, value in given.items() if value is not None},
