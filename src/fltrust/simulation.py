@@ -92,14 +92,12 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, weights: Tensor | N
     play = _graphed(run, task, weights) if graphed else _plain(run, task, weights)
     for t, clients, draw in _draws(run, task, after):
         m = int((clients < run.malicious).sum())
-        outcome = play(draw, m, t)
-        if t % run.evaluate_every and t != run.rounds:
-            yield Record(t)
-        else:
-            yield _evaluated(run, task, t, m, clients, outcome, weights.clone())
+        yield _recorded(run, task, t, m, clients, play(draw, m, t), weights)  # no name keeps the outcome: its (n, d) tensor is large
 
 
-def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, outcome: Outcome, weights: Tensor) -> Record:
+def _recorded(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, outcome: Outcome, weights: Tensor) -> Record:
+    if t % run.evaluate_every and t != run.rounds:
+        return Record(t)
     measured = measure(task, weights, run.attack.trigger)
     sent, root_update = outcome.sent, outcome.root_update
     return Record(
@@ -112,7 +110,7 @@ def _evaluated(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray,
         weight=None if outcome.weight is None else tuple(outcome.weight.tolist()),
         cosine=None if sent is None or root_update is None else tuple(cosines(sent, root_update).tolist()),
         norm=None if sent is None else tuple(norms(sent).tolist()),
-        weights=weights,
+        weights=weights.clone(),
     )
 
 
