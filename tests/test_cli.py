@@ -72,6 +72,15 @@ def test_run_writes_a_directory_and_one_line(tmp_path: Path) -> None:
     assert [json.loads(line)["round"] for line in (path / "records.jsonl").read_text().splitlines()] == [1, 2]
 
 
+def test_a_record_holds_each_clients_trust_cosine_and_norm(tmp_path: Path) -> None:
+    fltrust(*SHORT, "--attack", "trim", "--out", "mine", cwd=tmp_path)
+    record = json.loads((tmp_path / "mine" / "records.jsonl").read_text().splitlines()[-1])
+    assert record["trust"] == [max(0.0, cosine) for cosine in record["cosine"]]
+    assert len(record["trust"]) == len(record["norm"]) == len(record["clients"]) == 20
+    assert sum(record["weight"]) == pytest.approx(1, abs=1e-4)
+    assert record["malicious"] == 4
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     first = fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
     written = (tmp_path / "mine" / "records.jsonl").read_bytes()

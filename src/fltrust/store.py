@@ -10,6 +10,7 @@ Nothing is pickled, and everything that is replaced is replaced at once by a ren
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator
@@ -107,9 +108,9 @@ class RunDirectory:
         """Appends an evaluated record, then makes its round the one to resume after."""
         assert record.weights is not None
         written = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "weights"}
-        for name in ("weight", "cosine", "norm"):
-            if written[name] is not None:
-                written[name] = [None if value != value or abs(value) == float("inf") else float(f"{value:.6g}") for value in written[name]]
+        for name in ("weight", "trust", "cosine", "norm"):
+            values = getattr(record, name)
+            written[name] = None if values is None else [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
         with (self.path / "records.jsonl").open("ab") as file:
             file.write(json.dumps(written).encode() + b"\n")
             file.flush()
