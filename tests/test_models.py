@@ -51,9 +51,10 @@ def test_weights_are_split_in_the_order_of_the_parameters() -> None:
     torch.testing.assert_close(model.logits(model.initial_weights, images), module(images))
 
 
-def test_pooling_before_relu_is_the_papers_network() -> None:
-    module = CNN((1, 28, 28), 10)
-    images = torch.rand(4, 1, 28, 28) - 0.5
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 26, 31), (1, 24, 25), (2, 27, 10)])
+def test_it_is_the_papers_network_written_plainly(shape: tuple[int, int, int]) -> None:
+    module = CNN(shape, 10)
+    images = torch.rand(4, *shape) - 0.5
     hidden = nn.functional.max_pool2d(module.conv1(images).relu(), 2)
     hidden = nn.functional.max_pool2d(module.conv2(hidden).relu(), 2)
     torch.testing.assert_close(module(images), module.output(module.hidden(hidden.flatten(1)).relu()))
