@@ -41,10 +41,9 @@ def test_errors_are_counted_on_clean_examples(malicious: int) -> None:
 
 def test_success_leaves_out_examples_of_the_target_class() -> None:
     one = task()
-    # The trigger makes input 0 as large as input 2 was; ties go to the first place, so what had 1 there stays 1.
-    trigger = Trigger(((1,),), 0.5, 2)
-    # Of the five examples that are not of class 2 only one has its largest input at place 2, with or without the trigger.
-    assert measure(one, one.model.initial_weights, trigger).success == pytest.approx(1 / 5)
+    # A trigger too weak to change an answer: of the five examples that are not of class 2, one is taken for it anyway.
+    weak = Trigger(((1,),), 0.5, 2)
+    assert measure(one, one.model.initial_weights, weak).success == pytest.approx(1 / 5)
     strong = Trigger(((2,),), 5.0, 2)
     assert measure(one, one.model.initial_weights, strong).success == 1
     assert measure(one, one.model.initial_weights, Trigger(((2,),), -5.0, 2)).success == 0
