@@ -171,14 +171,19 @@ class TrimAttack(Attack):
     """The attack of Fang et al. 2020 on the trimmed mean and the median: every coordinate a little beyond the honest ones.
 
     s is the sign of the updates' sum in a coordinate, and the malicious values lie where they push against it.
-    Full knowledge: D = the updates' min if s > 0, their max if s < 0; the values are D / r if s D > 0, else D r, r ~ U[1, 2].
+    Full knowledge: D = the updates' min if s > 0, their max if s < 0; the values are D / r if s D > 0, else D r, r ~ U[1, b].
+    The updates are all clients' before the attack, or with `honest_only` those of the clients that are not malicious. b is `reach`.
     Partial: mu - s r sigma, r ~ U[3, 4], with mean mu and standard deviation sigma of the own updates (of one update sigma is 0).
     """
 
     knowledge: Level = "full"
+    reach: float = 2.0
+    honest_only: bool = False
 
     def __post_init__(self) -> None:
         _check_level(self.knowledge)
+        if not 1 <= self.reach < math.inf:
+            raise InputError(f"the Trim attack's reach (Fang et al.'s b) must be at least 1, not {self.reach}")
 
     def craft(self, known: Knowledge) -> Tensor:
         m, d = known.own.shape
@@ -189,10 +194,11 @@ class TrimAttack(Attack):
             own = _finite(known.own)
             mean, deviation = own.mean(0), own.std(0, correction=0)  # (d,)
             return mean - mean.sign() * (3 + share) * deviation
-        updates = _finite(known.updates)
+        updates = _finite(known.honest if self.honest_only and known.n > m else known.updates)
         sign = updates.sum(0).sign()  # (d,)
         extreme = torch.where(sign > 0, updates.amin(0), updates.amax(0))  # (d,)
-        return torch.where(sign * extreme > 0, extreme / (1 + share), extreme * (1 + share))
+        factor = 1 + (self.reach - 1) * share  # (m, d)
+        return torch.where(sign * extreme > 0, extreme / factor, extreme * factor)
 
 
 @dataclass(frozen=True)

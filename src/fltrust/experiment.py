@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -19,6 +19,8 @@ from fltrust.rules import RULES, FLTrust, Krum, Rule, TrimmedMean
 
 Loss = Literal["sum", "mean"]
 RootBatch = Literal["whole", "batch"]
+RootSampling = Literal["quota", "random"]
+Initialisation = Literal["released", "torch"]
 Precision = Literal["float32", "tf32", "float16"]
 
 
@@ -43,10 +45,13 @@ class Experiment:
     lr_decay: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on the learning rate is multiplied
     warmup: int = 0  # rounds over which the learning rate rises to its value
     loss: Loss = "sum"  # over a batch; the paper's learning rates work only with the sum
+    standardise: bool = False  # each feature to mean 0 and deviation 1 over the training examples
     augment: bool = False  # random crop and flip of the clients' images
     root_size: int = 100  # |D_0|
     root_bias: float | None = None  # case II: the share of class 1 in the root set; None is case I
+    root_sampling: RootSampling = "quota"  # exact numbers per class (released code), or examples drawn at random
     root_batch: RootBatch = "whole"  # the server trains on its whole root set (released code) or on a batch of b (Algorithm 2)
+    initialisation: Initialisation = "released"  # of the first weights: the released code's, or PyTorch's own
     precision: Precision = "float32"  # of a GPU's products; a CPU has float32 only
     evaluate_every: int = 50
 
@@ -67,9 +72,15 @@ class Experiment:
             _require(since >= 1 and 0 < factor < 1e30, f"lr_decay must hold [round, positive factor], not {[since, factor]}")
         _require(self.warmup >= 0, f"warmup must not be negative, not {self.warmup}")
         _require(self.seed >= 0, f"seed must not be negative, not {self.seed}")
-        _known("loss", self.loss, get_args(Loss))
-        _known("root_batch", self.root_batch, get_args(RootBatch))
-        _known("precision", self.precision, get_args(Precision))
+        known("loss", self.loss, get_args(Loss))
+        known("root_batch", self.root_batch, get_args(RootBatch))
+        known("root_sampling", self.root_sampling, get_args(RootSampling))
+        _require(
+            self.root_bias is None or self.root_sampling == "quota",
+            "a biased root set has exact numbers per class: root_sampling = 'quota'",
+        )
+        known("initialisation", self.initialisation, get_args(Initialisation))
+        known("precision", self.precision, get_args(Precision))
 
     @staticmethod
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
@@ -78,11 +89,11 @@ class Experiment:
         A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters left out are the paper's:
         Krum and the trimmed mean are told how many of a round's clients are malicious, the Scaling attack has the data set's trigger.
         """
-        _known("dataset", dataset, PAPER)
+        known("dataset", dataset, PAPER)
         for name in changes:
-            _known("field", name, _FIELDS)
+            known("field", name, _FIELDS)
         settings = {**PAPER[dataset], **_checked(Experiment, changes)}
-        _known("model", settings["model"], MODELS)
+        known("model", settings["model"], MODELS)
         _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
         family = settings.pop("family")
         settings.setdefault("clients_per_round", settings["num_clients"])
@@ -99,14 +110,22 @@ class Experiment:
 
     @property
     def key(self) -> str:
-        """Names the run's results: the same experiment, the same key."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+        """Names the run's results: the same experiment, the same key. A field that is added later, with a default, changes no key."""
+        chosen = self._plain(lambda value, field: value != field.default)
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain["rule"] = {"name": name_of(self.rule, RULES), **dataclasses.asdict(self.rule)}
-        plain["attack"] = {"name": name_of(self.attack, ATTACKS), **dataclasses.asdict(self.attack)}  # type: ignore[call-overload]  # attacks are dataclasses
-        as_json: dict[str, Any] = json.loads(json.dumps(plain))
+        return self._plain(lambda value, field: True)
+
+    def _plain(self, keep: Callable[[Any, dataclasses.Field[Any]], bool]) -> dict[str, Any]:
+        def kept(of: Any) -> dict[str, Any]:
+            fields = [(getattr(of, field.name), field) for field in dataclasses.fields(of)]
+            return {field.name: value for value, field in fields if keep(value, field)}
+
+        plain = kept(self)
+        plain["rule"] = {"name": name_of(self.rule, RULES), **kept(self.rule)}
+        plain["attack"] = {"name": name_of(self.attack, ATTACKS), **kept(self.attack)}
+        as_json: dict[str, Any] = json.loads(json.dumps(plain, default=dataclasses.asdict))
         return as_json
 
     def lr_at(self, t: int) -> float:
@@ -134,6 +153,7 @@ PAPER: dict[str, dict[str, Any]] = {
         "rounds": 1000,
         "batch_size": 32,
         "global_lr": 3e-3,
+        "standardise": True,  # the paper does not say so, but its HAR numbers come out so and only so: docs/reproduction.md
     },
     "ch-mnist": {
         "family": "ch-mnist",
@@ -164,7 +184,7 @@ PAPER: dict[str, dict[str, Any]] = {
 def from_dict(written: Mapping[str, Any]) -> Experiment:
     """An experiment from a TOML file or a results directory; an unknown field is refused by name."""
     for name in written:
-        _known("field", name, _FIELDS)
+        known("field", name, _FIELDS)
     return Experiment.on(**written)
 
 
@@ -192,9 +212,9 @@ def _chosen(what: str, choice: Any, registry: Mapping[str, type], defaults: Mapp
         choice = {"name": choice}
     if not isinstance(choice, Mapping) or "name" not in choice:
         raise InputError(f"{what} must be a name or a table with a name, not {choice!r}")
-    kind = registry[_known(what, choice["name"], registry)]
-    known = [field.name for field in dataclasses.fields(kind)]
-    parameters = {_known(f"parameter of {choice['name']}", name, known): value for name, value in choice.items() if name != "name"}
+    kind = registry[known(what, choice["name"], registry)]
+    names = [field.name for field in dataclasses.fields(kind)]
+    parameters = {known(f"parameter of {choice['name']}", name, names): value for name, value in choice.items() if name != "name"}
     if isinstance(parameters.get("trigger"), Mapping):
         parameters["trigger"] = Trigger.from_dict(parameters["trigger"])
     return kind(**{**defaults.get(kind, {}), **_checked(kind, parameters)})
@@ -227,11 +247,12 @@ def _as(hint: Any, name: str, value: Any) -> Any:
     raise InputError(f"{name} cannot be {value!r}")
 
 
-def _known(what: str, name: str, known: Collection[str]) -> str:
-    if isinstance(name, str) and name in known:
+def known(what: str, name: str, names: Collection[str]) -> str:
+    """The name, if it is one of the names; else an error that helps."""
+    if isinstance(name, str) and name in names:
         return name
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"))
+    near = difflib.get_close_matches(str(name), list(names), n=1)
+    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"))
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -28,6 +28,7 @@ def partition(
     bias: float | None,
     root_size: int,
     root_bias: float | None = None,
+    root_sampling: str = "quota",
     rng: np.random.Generator,
 ) -> Partition:
     """Splits the examples by bias q, or by their owners where the data know them (then bias is None), and takes the root set out.
@@ -43,7 +44,10 @@ def partition(
         if bias is not None:
             raise InputError(f"a bias of {bias} makes no sense for data that are split by their owners")
         clients = split_by_owner(owners, num_clients)
-    root = sample_root(labels, root_size, num_classes, rng, root_bias)
+    if root_sampling == "quota":
+        root = sample_root(labels, root_size, num_classes, rng, root_bias)
+    else:
+        root = np.sort(rng.permutation(len(labels))[:root_size])
     in_root = np.zeros(len(labels), bool)
     in_root[root] = True
     return Partition([own[~in_root[own]] for own in clients], root)

@@ -271,11 +271,16 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class FedAvg(Rule):
-    """The mean of the updates, weighted by the clients' numbers of examples (McMahan et al. 2017): g = sum_i |D_i| / N g_i."""
+    """The mean of the updates, weighted by the clients' numbers of examples (McMahan et al. 2017): g = sum_i |D_i| / N g_i.
+
+    `by_size=False` is the plain mean (the released code's).
+    """
+
+    by_size: bool = True
 
     def aggregate(self, updates: Tensor, root_update: Tensor | None, sizes: Tensor | None) -> Aggregate:
         rows = measure(updates)
-        weight = rows.usable.double() if sizes is None else torch.where(rows.usable, sizes, 0).double()
+        weight = rows.usable.double() if sizes is None or not self.by_size else torch.where(rows.usable, sizes, 0).double()
         weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
         weight = weight / weight.amax().clamp(min=1)
         share = weight / _divisor(weight.sum())

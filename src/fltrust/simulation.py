@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fltrust import datasets
 from fltrust.attacks import Attack
-from fltrust.data import Batch, Batches, Task, draw_clients, draw_shifts
+from fltrust.data import Batch, Batches, Task, draw_clients, draw_shifts, standardised
+from fltrust.datasets import Examples
 from fltrust.errors import InputError
 from fltrust.evaluate import measure
 from fltrust.experiment import PAPER, Experiment
@@ -42,10 +43,15 @@ class Record:
         return self.cosine and tuple(max(0.0, cosine) for cosine in self.cosine)
 
 
-def build_task(run: Experiment, *, device: str = "cpu", data_dir: str | None = None) -> Task:
-    """Loads the data, sets the root set aside, splits the rest over the clients, and poisons the malicious clients' share."""
+def build_task(
+    run: Experiment, *, device: str = "cpu", data_dir: str | None = None, load: Callable[[str, str | None], Examples] = datasets.load
+) -> Task:
+    """Loads the data, sets the root set aside, splits the rest over the clients, and poisons the malicious clients' share.
+
+    Who builds many tasks gives a `load` that remembers what it has read.
+    """
     run.rule(torch.ones(run.clients_per_round, 1), torch.ones(1))  # a rule that cannot work with so many clients says so before any work
-    examples = datasets.load(PAPER[run.dataset]["family"], data_dir)
+    examples = load(PAPER[run.dataset]["family"], data_dir)
     held = partition(
         examples.train_labels,
         examples.owners,
@@ -54,18 +60,20 @@ def build_task(run: Experiment, *, device: str = "cpu", data_dir: str | None = N
         bias=run.bias,
         root_size=run.root_size,
         root_bias=run.root_bias,
+        root_sampling=run.root_sampling,
         rng=stream(run.seed, "partition"),
     )
     shuffled = stream(run.seed, "malicious").permutation(run.num_clients)  # so that chance decides who is malicious
     network = MODELS[run.model](examples.train.shape[1:], examples.num_classes)
+    train, test = standardised(examples.train, examples.test) if run.standardise else (examples.train, examples.test)
     return Task.from_arrays(
-        examples.train,
+        train,
         examples.train_labels,
-        examples.test,
+        test,
         examples.test_labels,
         clients=[held.clients[i] for i in shuffled],
         root=held.root,
-        model=initialise(network, stream(run.seed, "weights")),
+        model=initialise(network, stream(run.seed, "weights"), run.initialisation),
         num_classes=examples.num_classes,
         malicious=run.malicious,
         attack=run.attack,

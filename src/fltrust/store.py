@@ -16,7 +16,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import torch
@@ -36,13 +36,7 @@ class RunDirectory:
         self.path, self.run, self.task = path, run, task
 
     def __enter__(self) -> Self:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            self._lock.close()
-            raise InputError(f"{self.path} is in use by another process") from problem
+        self._lock = lock(self.path)
         try:
             self._claim()
         except BaseException:
@@ -66,7 +60,7 @@ class RunDirectory:
         elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and holds no run: choose another --out")
         else:
-            _replace(declared, json.dumps(self._declaration(), indent=1).encode())
+            replace(declared, json.dumps(self._declaration(), indent=1).encode())
 
     def _declaration(self) -> dict[str, Any]:
         device = self.task.device
@@ -101,26 +95,35 @@ class RunDirectory:
         if after and (not kept or kept[-1][0]["round"] != after):
             raise InputError(f"{records} lacks round {after}, which {checkpoint.name} says was recorded: move both away to begin again")
         if records.exists():
-            _replace(records, b"".join(line for _, line in kept))
+            replace(records, b"".join(line for _, line in kept))
         return after, weights
 
-    def save(self, record: Record) -> None:
-        """Appends an evaluated record, then makes its round the one to resume after."""
-        assert record.weights is not None
-        written = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "weights"}
-        for name in ("weight", "trust", "cosine", "norm"):
-            values = getattr(record, name)
-            written[name] = None if values is None else [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    def save(self, *records: Record) -> None:
+        """Appends evaluated records, then makes the last one's round the one to resume after."""
+        last = records[-1]
+        assert last.weights is not None
         with (self.path / "records.jsonl").open("ab") as file:
-            file.write(json.dumps(written).encode() + b"\n")
+            file.write(b"".join(_line(record) for record in records))
             file.flush()
             os.fsync(file.fileno())
         beside = self.path / "checkpoint.npz.part"
         with beside.open("wb") as file:
-            np.savez(file, round=np.int64(record.round), weights=record.weights.cpu().numpy())
+            np.savez(file, round=np.int64(last.round), weights=last.weights.cpu().numpy())
             file.flush()
             os.fsync(file.fileno())
         _rename(beside, self.path / "checkpoint.npz")
+
+
+def lock(path: Path) -> IO[str]:
+    """Makes the directory and keeps other processes from writing there until the file is closed, also by the end of this process."""
+    path.mkdir(parents=True, exist_ok=True)
+    file = (path / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        file.close()
+        raise InputError(f"{path} is in use by another process") from problem
+    return file
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -138,6 +141,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _line(record: Record) -> bytes:
+    written = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "weights"}
+    for name in ("weight", "trust", "cosine", "norm"):
+        values = getattr(record, name)
+        written[name] = None if values is None else [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+    return json.dumps(written).encode() + b"\n"
+
+
 def _lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     """The records and their lines; a last line without its end was being written when the run was cut off, and is left out."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -153,7 +164,8 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
             yield record, line
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
+    """Writes a file so that it is there whole or not at all, whatever happens meanwhile."""
     beside = path.with_name(path.name + ".part")
     with beside.open("wb") as file:
         file.write(content)

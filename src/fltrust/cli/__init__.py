@@ -154,3 +154,52 @@ def run(
         data_dir=data_dir,
         out=out,
     )
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tables and figures: methods, variants, root-bias, convergence, root-size, clients, malicious, adaptive, choices, "
+            "cifar-10-rates (default: all)."
+        ),
+    ] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Only this data set; may be given several times.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given several times.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Only this rule; may be given several times.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of a GPU's products: float32, tf32 or float16 (about five times faster).")] = "float32",
+    jobs: Annotated[int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")] = Path("results"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many runs there are and how long they might take.")] = False,
+) -> None:
+    """Run the paper's tables and figures, those runs that are not done yet, and print each number beside the paper's.
+
+    Examples:
+
+    [bold]fltrust reproduce --dry-run[/bold]
+
+    [bold]fltrust reproduce methods --dataset mnist-0.5 --seeds 3 --device cuda --precision float16 --jobs 4[/bold]
+
+    [bold]fltrust reproduce methods root-bias --dataset har --seeds 5 --jobs 2[/bold]
+    """
+    from fltrust.cli.reproduce import reproduce as reproduce_all
+
+    reproduce_all(
+        names or [],
+        only_datasets=dataset or [],
+        only_attacks=attack or [],
+        only_rules=rule or [],
+        seeds=seeds,
+        device=device,
+        precision=precision,
+        jobs=jobs,
+        ray=ray,
+        data_dir=data_dir,
+        out=out,
+        dry_run=dry_run,
+    )

@@ -1,0 +1,151 @@
+"""`fltrust reproduce`: the paper's tables and figures, run where they have not been, each number beside the paper's."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fltrust import results
+from fltrust.attacks import ATTACKS
+from fltrust.cli.run import chosen_device, describe
+from fltrust.errors import InputError
+from fltrust.experiment import PAPER, Experiment, Precision, known
+from fltrust.paper import EXHIBITS, Cell, Exhibit
+from fltrust.reproduce import Event, Failed, Finished, Reached, estimate, execute, forget, plan
+from fltrust.results import Result, Results
+from fltrust.rules import RULES
+
+WORK = ".unfinished"  # in the folder of the results: what an interrupted run goes on from
+
+
+def reproduce(
+    names: list[str],
+    *,
+    only_datasets: list[str],
+    only_attacks: list[str],
+    only_rules: list[str],
+    seeds: int,
+    device: str,
+    precision: str,
+    jobs: int,
+    ray: str | None,
+    data_dir: str | None,
+    out: Path,
+    dry_run: bool,
+) -> None:
+    for what, given, registry in (
+        ("table or figure", names, EXHIBITS),
+        ("dataset", only_datasets, PAPER),
+        ("attack", only_attacks, ATTACKS),
+        ("rule", only_rules, RULES),
+        ("precision", [precision], ("float32", "tf32", "float16")),
+    ):
+        for name in given:
+            known(what, name, registry)
+    for what, number in (("--seeds", seeds), ("--jobs", jobs)):
+        if number < 1:
+            raise InputError(f"{what} must be at least 1, not {number}")
+    exhibits = [EXHIBITS[name] for name in names] or list(EXHIBITS.values())
+    done = results.read(out) if out.is_dir() else Results()
+
+    def planned(some: Iterable[Exhibit]) -> list[Experiment]:
+        return plan(
+            some,
+            seeds=seeds,
+            precision=_precision(precision),
+            only_datasets=only_datasets,
+            only_attacks=only_attacks,
+            only_rules=only_rules,
+        )
+
+    runs = planned(exhibits)
+    if not runs:
+        raise InputError("no run of these tables and figures has that data set, attack and rule")
+    left = [run for run in runs if not done.done(run)]
+    screen = Console()
+    if dry_run:
+        _show_plan(screen, {exhibit: planned([exhibit]) for exhibit in exhibits}, done)
+    whole = estimate(left, done)
+    screen.print(
+        f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do"
+        + ("" if not left else "; no run to judge the time by yet" if whole is None else f"; about {_duration(whole / jobs)}"),
+        highlight=False,
+    )
+    if dry_run or not left:
+        return
+    work = out / WORK
+    if ray is None:
+        events = execute(left, work, jobs=jobs, device=chosen_device(device, precision), data_dir=data_dir)
+    else:
+        from fltrust import cluster
+
+        events = cluster.execute(left, ray, device=device, jobs=jobs, data_dir=data_dir)
+    failed = _follow(screen, events, left, exhibits, out, work)
+    if failed:
+        for reason, times in Counter(failed.values()).items():
+            first = next(run for run, why in failed.items() if why == reason)
+            others = "" if times == 1 else f", and {times - 1} more"
+            screen.print(f"failed: {describe(first)}{others}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+        screen.print(f"{len(left) - len(failed)} runs finished, {len(failed)} failed; the same command tries them again", highlight=False)
+        raise typer.Exit(1)
+    screen.print(f"all {len(left)} runs finished; see them with: fltrust report {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _precision(name: str) -> Precision:
+    return name  # type: ignore[return-value]  # one of them, as checked above
+
+
+def _follow(
+    screen: Console, events: Iterator[Event], left: list[Experiment], exhibits: list[Exhibit], out: Path, work: Path
+) -> dict[Experiment, str]:
+    """Writes every result the moment it comes, and says so. Returns the runs that failed, and why."""
+    cells = {cell.run.key: (exhibit, cell) for exhibit in reversed(exhibits) for cell in exhibit.cells}
+    failed: dict[Experiment, str] = {}
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress, closing(events):  # type: ignore[type-var]
+        bar = progress.add_task("", total=len(left), news="")
+        for event in events:
+            if isinstance(event, Reached):
+                progress.update(bar, news=f"{describe(event.run)}: round {event.round} of {event.run.rounds}")
+                continue
+            if isinstance(event, Finished):
+                results.write(event.result, out)
+                forget(event.run, work)
+                screen.print(_line(*cells[results.first_seed(event.run).key], event.result), highlight=False, markup=False, soft_wrap=True)
+            else:
+                failed[event.run] = event.reason
+                screen.print(f"failed: {describe(event.run)}: {event.reason}", highlight=False, markup=False, soft_wrap=True)
+            progress.advance(bar)
+    return failed
+
+
+def _line(exhibit: Exhibit, cell: Cell, result: Result) -> str:
+    def numbers(error: float, success: float | None, digits: int) -> str:
+        return f"{error:.{digits}f}" + ("" if success is None else f" / {success:.{digits}f}")
+
+    place = ", ".join(part for part in (cell.page, cell.row, cell.column) if part)
+    paper = "" if cell.paper is None else f"  (paper {numbers(cell.paper.error, cell.paper.success, 2)})"
+    took = "" if result.seconds is None else f"  {result.seconds:.1f} s"
+    return f"{exhibit.name}: {place}, seed {result.run.seed}: {numbers(result.error, result.final_success, 3)}{paper}{took}"
+
+
+def _show_plan(screen: Console, planned: dict[Exhibit, list[Experiment]], done: Results) -> None:
+    table = Table("name", "what", box=None, header_style="bold")
+    for title in ("runs", "done", "to do", "one after the other"):
+        table.add_column(title, justify="right")
+    for exhibit, runs in planned.items():
+        left = [run for run in runs if not done.done(run)]
+        seconds = estimate(left, done)
+        time = "" if not left else "?" if seconds is None else _duration(seconds)
+        table.add_row(exhibit.name, exhibit.title, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
+    screen.print(table)
+    screen.print("A run that stands in several of them is done once.", style="dim")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

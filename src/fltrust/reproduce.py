@@ -1,0 +1,202 @@
+"""Many runs: which there are, and worker processes that do them. A run that fails or is killed costs nothing but itself.
+
+`execute` yields what happens, as it happens; `cluster.execute` does the same on many machines.
+"""
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from fltrust import datasets
+from fltrust.attacks import ATTACKS
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, Precision, name_of
+from fltrust.paper import Exhibit
+from fltrust.results import Result, Results, distil
+from fltrust.rules import RULES
+from fltrust.simulation import build_task, simulate
+from fltrust.store import RunDirectory
+from fltrust.threads import cores
+
+SECONDS_BETWEEN_CHECKPOINTS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    run: Experiment
+    round: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    run: Experiment
+    result: Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    run: Experiment
+    reason: str
+
+
+Event = Reached | Finished | Failed
+
+
+def plan(
+    exhibits: Iterable[Exhibit],
+    *,
+    seeds: int,
+    precision: Precision = "float32",
+    only_datasets: Collection[str] = (),
+    only_attacks: Collection[str] = (),
+    only_rules: Collection[str] = (),
+) -> list[Experiment]:
+    """The runs of tables and figures, each once, all with the first seed before any with the second."""
+
+    def wanted(run: Experiment) -> bool:
+        named = ((run.dataset, only_datasets), (name_of(run.attack, ATTACKS), only_attacks), (name_of(run.rule, RULES), only_rules))
+        return all(not only or name in only for name, only in named)
+
+    first = {cell.run.key: cell.run for exhibit in exhibits for cell in exhibit.cells if wanted(cell.run)}
+    return [dataclasses.replace(run, seed=seed, precision=precision) for seed in range(seeds) for run in first.values()]
+
+
+def estimate(runs: Iterable[Experiment], known: Results) -> float | None:
+    """Seconds that the runs would take one after the other, judged by runs of the same data set; None where there are none."""
+    took: dict[tuple[str, str], list[float]] = {}
+    for result in known.all():
+        if result.seconds is not None:
+            took.setdefault((result.run.dataset, result.run.precision), []).append(result.seconds / result.run.rounds)
+    total = 0.0
+    for run in runs:
+        if not (alike := took.get((run.dataset, run.precision))):
+            return None
+        total += sum(alike) / len(alike) * run.rounds
+    return total
+
+
+def run_to_result(
+    run: Experiment,
+    work: Path,
+    *,
+    device: str,
+    data_dir: str | None = None,
+    load: Callable[[str, str | None], datasets.Examples] = datasets.load,
+    reached: Callable[[int], None] = lambda _: None,
+) -> Result:
+    """Does a run in `work`/KEY, or goes on with it there, and leaves nothing behind but what it returns."""
+    began = saved = time.monotonic()
+    task = build_task(run, device=device, data_dir=data_dir, load=load)
+    with RunDirectory(work / run.key, run, task) as directory:
+        after, weights = directory.resume()
+        unsaved = []
+        for record in simulate(run, task, after=after, weights=weights):
+            if record.weights is not None:
+                unsaved.append(record)
+                if record.round == run.rounds or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                    directory.save(*unsaved)
+                    unsaved, saved = [], time.monotonic()
+                reached(record.round)
+        return distil(directory.path, None if after else time.monotonic() - began)
+
+
+def execute(runs: Collection[Experiment], work: Path, *, jobs: int, device: str, data_dir: str | None = None) -> Iterator[Event]:
+    """Does the runs in `jobs` processes that share the cores (and the GPU). Whoever takes a result should write it before going on."""
+    waiting = deque(runs)
+    crew = [_Worker(place, jobs, work, device, data_dir) for place in range(min(jobs, len(runs)))]
+    try:
+        while True:
+            for worker in crew:
+                if worker.run is None and waiting:
+                    worker.begin(waiting.popleft())
+            busy = {worker.pipe: worker for worker in crew if worker.run is not None}
+            if not busy:
+                return
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                yield worker.news()
+    finally:
+        for worker in crew:
+            worker.stop()
+
+
+class _Worker:
+    """A process that does one run after the other; one that dies is replaced."""
+
+    def __init__(self, place: int, jobs: int, work: Path, device: str, data_dir: str | None) -> None:
+        self._arguments = (place, jobs, work, device, data_dir)
+        self.run: Experiment | None = None
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
+        self._process.start()
+        theirs.close()  # so that the pipe ends when the process does
+
+    def begin(self, run: Experiment) -> None:
+        self.run = run
+        try:
+            self.pipe.send(run)
+        except OSError:  # it died between two runs: `news` will say so
+            pass
+
+    def news(self) -> Event:
+        assert self.run is not None
+        try:
+            event: Event = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            event = Failed(self.run, f"its process ended with exit code {self._process.exitcode}")
+            self.pipe.close()
+            self._start()
+        if not isinstance(event, Reached):
+            self.run = None
+        return event
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, data_dir: str | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever pressed Ctrl-C meant the program, and it ends us
+    if hasattr(os, "sched_setaffinity"):
+        own = sorted(os.sched_getaffinity(0))[place::jobs]
+        if own:
+            os.sched_setaffinity(0, own)
+            cores.cache_clear()
+    load = functools.lru_cache(maxsize=1)(datasets.load)
+    while True:
+        try:
+            run = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_done(run, work, device, data_dir, load, pipe))
+
+
+def _done(
+    run: Experiment, work: Path, device: str, data_dir: str | None, load: Callable[[str, str | None], datasets.Examples], pipe: Connection
+) -> Event:
+    try:
+        result = run_to_result(run, work, device=device, data_dir=data_dir, load=load, reached=lambda t: pipe.send(Reached(run, t)))
+    except InputError as problem:
+        return Failed(run, str(problem))
+    except Exception as problem:  # whatever it is, it is this run's alone
+        return Failed(run, f"{type(problem).__name__}: {problem}")
+    return Finished(run, result)
+
+
+def forget(run: Experiment, work: Path) -> None:
+    """Removes a run's working directory, once its result is safe."""
+    shutil.rmtree(work / run.key, ignore_errors=True)

@@ -1,0 +1,195 @@
+"""What is kept of a finished run: one small file with its declaration, its numbers and its curves.
+
+results/DATASET/RULE-ATTACK-KEY.json holds the experiment, the data files' hashes, versions, hardware, the final figures, the error at each
+evaluated round, and for FLTrust the trust of each client (thinned): enough for every table, figure and picture of the report.
+"""
+
+import base64
+import binascii
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fltrust.attacks import ATTACKS
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, from_dict, name_of
+from fltrust.rules import RULES
+from fltrust.store import read_json, read_records, replace
+
+TRUST_POINTS = 20  # evaluated rounds whose trust is kept
+_STEPS = 250  # a trust is one byte, in steps of 1/250; 255 is a client that was not there
+_ABSENT = 255
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    run: Experiment
+    about: Mapping[str, Any]  # files, warnings, versions, hardware
+    seconds: float | None  # None for a run that was interrupted and went on
+    rounds: tuple[int, ...]  # those that were evaluated
+    train_error: tuple[float, ...]
+    test_error: tuple[float, ...]
+    success: tuple[float, ...] | None  # of a backdoor
+    trust_rounds: tuple[int, ...] = ()
+    trust: tuple[tuple[float | None, ...], ...] = ()  # a row per trust round: each client's, the malicious first; None where absent
+
+    @property
+    def error(self) -> float:
+        return self.test_error[-1]
+
+    @property
+    def final_success(self) -> float | None:
+        return None if self.success is None else self.success[-1]
+
+
+def file_of(run: Experiment, folder: Path) -> Path:
+    return folder / run.dataset / f"{name_of(run.rule, RULES)}-{name_of(run.attack, ATTACKS)}-{run.key}.json"
+
+
+def distil(directory: Path, seconds: float | None = None) -> Result:
+    """The result of a run directory, finished or not."""
+    declaration = read_json(directory / "experiment.json")
+    records = [record for record in read_records(directory) if record.get("test_error") is not None]
+    if not records:
+        raise InputError(f"{directory} holds no evaluated round yet")
+    run = _experiment(declaration, directory)
+    kept = [record for record in records if record.get("cosine") is not None] if run.rule.needs_root else []
+    kept = kept[:: -(-len(kept) // TRUST_POINTS) or 1]
+    return Result(
+        run=run,
+        about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
+        seconds=seconds,
+        rounds=tuple(record["round"] for record in records),
+        train_error=tuple(record["train_error"] for record in records),
+        test_error=tuple(record["test_error"] for record in records),
+        success=None if records[-1]["success"] is None else tuple(record["success"] for record in records),
+        trust_rounds=tuple(record["round"] for record in kept),
+        trust=tuple(_by_client(record, run.num_clients) for record in kept),
+    )
+
+
+def _by_client(record: Mapping[str, Any], num_clients: int) -> tuple[float | None, ...]:
+    trust: list[float | None] = [None] * num_clients
+    for client, cosine in zip(record["clients"], record["cosine"], strict=True):
+        trust[client] = max(0.0, cosine or 0.0)
+    return tuple(trust)
+
+
+def write(result: Result, folder: Path) -> Path:
+    path = file_of(result.run, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, to_json(result).encode())
+    return path
+
+
+def to_json(result: Result) -> str:
+    def short(values: Iterable[float]) -> list[float]:
+        return [round(value, 5) for value in values]
+
+    content: dict[str, Any] = {
+        "key": result.run.key,
+        "error": round(result.error, 5),
+        "success": None if result.final_success is None else round(result.final_success, 5),
+        "seconds": None if result.seconds is None else round(result.seconds, 1),
+        **result.about,
+        "experiment": result.run.to_dict(),
+        "rounds": list(result.rounds),
+        "train_error_curve": short(result.train_error),
+        "test_error_curve": short(result.test_error),
+        "success_curve": None if result.success is None else short(result.success),
+        "trust_rounds": list(result.trust_rounds),
+        "trust": [_packed(row) for row in result.trust],
+    }
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
+    return "{\n" + lines + "\n}\n"
+
+
+def from_json(content: Mapping[str, Any], source: object) -> Result:
+    try:
+        result = Result(
+            run=_experiment(content, source),
+            about={name: content[name] for name in ("files", "warnings", "versions", "hardware")},
+            seconds=content["seconds"],
+            rounds=tuple(content["rounds"]),
+            train_error=tuple(content["train_error_curve"]),
+            test_error=tuple(content["test_error_curve"]),
+            success=None if content["success_curve"] is None else tuple(content["success_curve"]),
+            trust_rounds=tuple(content["trust_rounds"]),
+            trust=tuple(_unpacked(row) for row in content["trust"]),
+        )
+    except (KeyError, TypeError, ValueError, binascii.Error) as problem:
+        raise InputError(f"{source} is no result of a run: {problem}") from problem
+    curves = [result.train_error, result.test_error, *([] if result.success is None else [result.success])]
+    if not result.rounds or any(len(curve) != len(result.rounds) for curve in curves) or len(result.trust) != len(result.trust_rounds):
+        raise InputError(f"{source} is no result of a run: its curves have different lengths")
+    return result
+
+
+def read(folder: Path) -> "Results":
+    """All results below a folder."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no directory with results")
+    return Results(from_json(read_json(path), path) for path in sorted(folder.glob("*/*.json")))
+
+
+_EXACT_FIRST = ("float32", "tf32", "float16")
+
+
+class Results:
+    """Results by experiment. The arithmetic of a GPU is not part of the question: where several answered it, the most exact one counts."""
+
+    def __init__(self, results: Iterable[Result] = ()) -> None:
+        self._by_question: dict[str, dict[str, Result]] = {}
+        for result in results:
+            self.add(result)
+
+    def add(self, result: Result) -> None:
+        self._by_question.setdefault(_question(result.run), {})[result.run.precision] = result
+
+    def of(self, run: Experiment) -> Result | None:
+        answers = self._by_question.get(_question(run), {})
+        return next((answers[precision] for precision in _EXACT_FIRST if precision in answers), None)
+
+    def seeds(self, run: Experiment) -> list[Result]:
+        """The results of the same experiment with every seed that was run, in the order of the seeds."""
+        return [answer for seed in self._seeds if (answer := self.of(dataclasses.replace(run, seed=seed)))]
+
+    @property
+    def _seeds(self) -> list[int]:
+        return sorted({result.run.seed for result in self.all()})
+
+    def all(self) -> list[Result]:
+        return [result for answers in self._by_question.values() for result in answers.values()]
+
+    def done(self, run: Experiment) -> bool:
+        """Whether this very experiment, arithmetic included, was run."""
+        return run.precision in self._by_question.get(_question(run), {})
+
+
+def _question(run: Experiment) -> str:
+    return dataclasses.replace(run, precision="float32").key
+
+
+def first_seed(run: Experiment) -> Experiment:
+    """The run as a cell of a table declares it."""
+    return dataclasses.replace(run, seed=0, precision="float32")
+
+
+def _experiment(declaration: Mapping[str, Any], source: object) -> Experiment:
+    written = declaration.get("experiment")
+    if not isinstance(written, Mapping):
+        raise InputError(f"{source} declares no experiment")
+    return from_dict(written)
+
+
+def _packed(row: Iterable[float | None]) -> str:
+    return base64.b64encode(bytes(_ABSENT if trust is None else round(min(trust, 1.0) * _STEPS) for trust in row)).decode()
+
+
+def _unpacked(row: str) -> tuple[float | None, ...]:
+    return tuple(None if byte == _ABSENT else byte / _STEPS for byte in base64.b64decode(row, validate=True))
