@@ -157,7 +157,7 @@ def test_the_declaration_says_what_was_run(tmp_path: Path) -> None:
     carry_on(tmp_path, stop_after=1)
     declared = json.loads((tmp_path / "experiment.json").read_text())
     assert declared["key"] == RUN.key
-    assert declared["experiment"]["attack"] == {"name": "trim", "knowledge": "full"}
+    assert declared["experiment"]["attack"] == {"name": "trim", "knowledge": "full", "reach": 2.0, "honest_only": False}
     assert declared["versions"]["torch"] == torch.__version__
 
 

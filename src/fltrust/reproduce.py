@@ -3,6 +3,7 @@
 `execute` yields what happens, as it happens; `cluster.execute` does the same on many machines.
 """
 
+import contextlib
 import dataclasses
 import functools
 import multiprocessing
@@ -145,10 +146,8 @@ class _Worker:
 
     def begin(self, run: Experiment) -> None:
         self.run = run
-        try:
+        with contextlib.suppress(OSError):  # it died between two runs: `news` will say so
             self.pipe.send(run)
-        except OSError:  # it died between two runs: `news` will say so
-            pass
 
     def news(self) -> Event:
         assert self.run is not None

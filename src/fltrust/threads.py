@@ -17,7 +17,10 @@ Result = TypeVar("Result")
 
 @cache
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use; OMP_NUM_THREADS, which clusters set, can make it fewer."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(there, int(asked)) if asked.isdecimal() and int(asked) else there
 
 
 @cache

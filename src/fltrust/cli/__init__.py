@@ -171,7 +171,9 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
     precision: Annotated[str, typer.Option(help="Of a GPU's products: float32, tf32 or float16 (about five times faster).")] = "float32",
-    jobs: Annotated[int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU. With --ray: on each GPU.")
+    ] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")] = Path("results"),

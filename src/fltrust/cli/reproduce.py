@@ -16,7 +16,7 @@ from fltrust.cli.run import chosen_device, describe
 from fltrust.errors import InputError
 from fltrust.experiment import PAPER, Experiment, Precision, known
 from fltrust.paper import EXHIBITS, Cell, Exhibit
-from fltrust.reproduce import Event, Failed, Finished, Reached, estimate, execute, forget, plan
+from fltrust.reproduce import Event, Finished, Reached, estimate, execute, forget, plan
 from fltrust.results import Result, Results
 from fltrust.rules import RULES
 
@@ -76,9 +76,14 @@ def reproduce(
         + ("" if not left else "; no run to judge the time by yet" if whole is None else f"; about {_duration(whole / jobs)}"),
         highlight=False,
     )
-    if dry_run or not left:
+    if dry_run:
         return
     work = out / WORK
+    for run in runs:
+        if done.done(run):  # its result was written, but the program killed before it could tidy up
+            forget(run, work)
+    if not left:
+        return
     if ray is None:
         events = execute(left, work, jobs=jobs, device=chosen_device(device, precision), data_dir=data_dir)
     else:

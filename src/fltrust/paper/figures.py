@@ -40,8 +40,8 @@ CLIENTS = Exhibit(
     name="clients",
     kind="figure",
     title="Figure 5: number of clients, MNIST-0.5, 20 % malicious",
-    claim="FLTrust withstands the attacks for every number of clients from 50 to 400; Krum, Trim-mean and Median do not withstand the Krum, Trim "
-    "and adaptive attacks.",
+    claim="FLTrust withstands the attacks for every number of clients from 50 to 400; Krum, Trim-mean and Median do not withstand the "
+    "Krum, Trim and adaptive attacks.",
     page="attack",
     row="clients",
     column="rule",
@@ -73,7 +73,7 @@ MALICIOUS = Exhibit(
     name="malicious",
     kind="figure",
     title="Figure 6: share of malicious clients, MNIST-0.5",
-    claim="FLTrust's error stays near FedAvg's without an attack up to 90 % malicious clients; Krum is lost to the Krum attack at 10 %, and "
+    claim="FLTrust's error stays near FedAvg's without an attack up to 90 % malicious clients; Krum is lost to the Krum attack at 10 %, "
     "Trim-mean and Median at 40 %. Trim-mean does not exist from 50 % on.",
     page="attack",
     row="malicious clients, %",
@@ -91,8 +91,8 @@ ADAPTIVE = Exhibit(
     name="adaptive",
     kind="figure",
     title="Figure 7: FLTrust under the adaptive attack, by share of malicious clients",
-    claim="FLTrust under the adaptive attack is about as good as FedAvg without one up to over 60 % malicious clients on MNIST-0.1, over 40 % "
-    "on MNIST-0.5, 60 % on Fashion-MNIST and CIFAR-10, 40 % on HAR, over 40 % on CH-MNIST. The exact attack is not in the paper.",
+    claim="FLTrust under the adaptive attack is about as good as FedAvg without one up to over 60 % malicious clients on MNIST-0.1, over "
+    "40 % on MNIST-0.5, 60 % on Fashion-MNIST and CIFAR-10, 40 % on HAR, over 40 % on CH-MNIST. The exact attack is not in the paper.",
     page="data set",
     row="malicious clients, %",
     column="attack",

@@ -6,8 +6,8 @@ METHODS = Exhibit(
     name="methods",
     kind="table",
     title="Table III: error of five rules under every attack",
-    claim="FLTrust's error under attack is at most 0.04 above FedAvg's without one, on all six data sets; every other rule is ruined by some "
-    "attack. For the Scaling attack the second number is the share of triggered examples on which the backdoor works.",
+    claim="FLTrust's error under attack is at most 0.04 above FedAvg's without one, on all six data sets; every other rule is ruined by "
+    "some attack. For the Scaling attack the second number is the share of triggered examples on which the backdoor works.",
     page="data set",
     row="attack",
     column="rule",
@@ -32,7 +32,8 @@ VARIANTS = Exhibit(
     name="variants",
     kind="table",
     title="Table IV: FLTrust with a part left out",
-    claim="FLTrust is better than each of its five variants, so each part is needed. Attacks do not concern FLTrust-Server, which hears no client.",
+    claim="FLTrust is better than each of its five variants, so each part is needed. Attacks do not concern FLTrust-Server, which hears no "
+    "client.",
     page="data set",
     row="variant",
     column="attack",
@@ -54,8 +55,8 @@ ROOT_BIAS = Exhibit(
     name="root-bias",
     kind="table",
     title="Table V: FLTrust when the root set is biased towards one class",
-    claim="FLTrust stays accurate and robust while the root set does not differ too much from the clients' data: on MNIST-0.5 up to a bias of "
-    "0.4 the error under attack is at most 0.08. The first column is an even root set.",
+    claim="FLTrust stays accurate and robust while the root set does not differ too much from the clients' data: on MNIST-0.5 up to a "
+    "bias of 0.4 the error under attack is at most 0.08. The first column is an even root set.",
     page="data set",
     row="attack",
     column="bias",

@@ -1,0 +1,55 @@
+"""The same runs on a Ray cluster: each is a task on a core, or on a share of a GPU, of some machine. `fltrust` must be installed there.
+
+A run whose worker or machine dies is begun again elsewhere, and goes on from its last checkpoint if that is on the same machine.
+"""
+
+import json
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, from_dict
+from fltrust.reproduce import Event, Failed, Finished, forget, run_to_result
+from fltrust.results import from_json, to_json
+
+RETRIES = 3  # of a run whose worker died
+
+
+def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: int, data_dir: str | None = None) -> Iterator[Event]:
+    """Does the runs wherever there is room: `jobs` at a time on each GPU, or one on each core. Yields each as it ends."""
+    try:
+        import ray
+    except ImportError as problem:
+        raise InputError("--ray needs the package ray: pip install 'fltrust[cluster]'") from problem
+    try:
+        ray.init(address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ValueError, RuntimeError) as problem:
+        raise InputError(f"no Ray cluster answers at {address}: {problem}") from problem
+    try:
+        on_gpu = device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+        room = {"num_cpus": 1, "num_gpus": 1 / jobs if on_gpu else 0}
+        task = ray.remote(max_retries=RETRIES, **room)(_run)
+        left = {task.remote(run.to_dict(), "cuda" if on_gpu else "cpu", data_dir): run for run in runs}
+        while left:
+            (first, *_), _ = ray.wait(list(left), num_returns=1)
+            run = left.pop(first)
+            try:
+                done = ray.get(first)
+            except ray.exceptions.RayError as problem:
+                yield Failed(run, f"its workers died {RETRIES + 1} times ({type(problem).__name__})")
+                continue
+            yield Failed(run, done["failed"]) if "failed" in done else Finished(run, from_json(json.loads(done["result"]), run.key))
+    finally:
+        ray.shutdown()
+
+
+def _run(experiment: dict[str, Any], device: str, data_dir: str | None) -> dict[str, str]:
+    run, work = from_dict(experiment), Path(tempfile.gettempdir()) / "fltrust-unfinished"
+    try:
+        result = run_to_result(run, work, device=device, data_dir=data_dir)
+    except Exception as problem:  # whatever it is, it is this run's alone, and would happen again
+        return {"failed": str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}"}
+    forget(run, work)
+    return {"result": to_json(result)}

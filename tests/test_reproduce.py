@@ -1,0 +1,176 @@
+"""`fltrust reproduce`: planned, interrupted, resumed, failing, as a user runs it, on a generated HAR of 30 users."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fltrust import results
+from fltrust.experiment import Experiment
+from fltrust.paper import EXHIBITS
+from fltrust.reproduce import Failed, Finished, Reached, estimate, execute, plan
+
+PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()", "reproduce"]
+SMALL = ["methods", "--dataset", "har", "--attack", "none", "--attack", "trim", "--rule", "fedavg", "--rule", "fltrust", "--device", "cpu"]
+SHORT = {"rounds": 4, "evaluate_every": 2, "batch_size": 4}
+
+
+@pytest.fixture(scope="session")
+def har(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 users with 8 windows each, in UCI's layout."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for part, users in (("train", range(1, 22)), ("test", range(22, 31))):
+        where = folder / "har" / "UCI HAR Dataset" / part
+        where.mkdir(parents=True)
+        owners = np.repeat(list(users), 8)
+        labels = rng.integers(1, 7, len(owners))
+        features = np.clip(rng.normal(0, 0.3, (len(owners), 561)) + np.eye(6)[labels - 1] @ rng.normal(0, 0.3, (6, 561)), -1, 1)
+        np.savetxt(where / f"X_{part}.txt", features, fmt="%.3f")
+        np.savetxt(where / f"y_{part}.txt", labels, fmt="%d")
+        np.savetxt(where / f"subject_{part}.txt", owners, fmt="%d")
+    return folder
+
+
+def reproduce(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200"}
+    )
+
+
+def test_a_dry_run_counts_and_runs_nothing(tmp_path: Path) -> None:
+    done = reproduce("methods", "convergence", "--dataset", "mnist-0.5", "--seeds", "2", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"methods .* 70 +0 +70 +\?", done.stdout)
+    assert "70 runs, 0 done, 70 to do" in done.stdout  # convergence has no run of its own
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["method"], "unknown table or figure 'method': did you mean 'methods'?"),
+        (["--rule", "kum"], "did you mean 'krum'"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--precision", "float8"], "unknown precision"),
+        (["variants", "--dataset", "har"], "no run"),
+        (["methods", "--dataset", "har", "--device", "cpu", "--precision", "float16"], "for a GPU"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = reproduce(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+def test_runs_are_killed_resumed_and_printed_beside_the_paper(tmp_path: Path, har: Path) -> None:
+    command = [*PROGRAM, *SMALL, "--jobs", "2", "--data-dir", str(har), "--out", "out"]
+    begun = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(tmp_path.glob("out/har/*.json")):
+        assert begun.poll() is None
+        time.sleep(0.05)
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.communicate()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("out/har/*.json")}
+    assert 1 <= len(before) < 4
+    done = reproduce(*command[len(PROGRAM) :], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"4 runs, {len(before)} done, {4 - len(before)} to do" in done.stdout
+    after = {path.name: path.read_bytes() for path in tmp_path.glob("out/har/*.json")}
+    assert len(after) == 4
+    assert before.items() <= after.items()
+    assert not list(tmp_path.glob("out/.unfinished/*"))
+    assert re.search(r"methods: HAR, Trim attack, FLTrust, seed 0: 0\.\d{3}  \(paper 0\.05\)", done.stdout)
+    again = reproduce(*command[len(PROGRAM) :], cwd=tmp_path)
+    assert "4 runs, 4 done, 0 to do" in again.stdout
+    known = results.read(tmp_path / "out")
+    assert estimate(plan([EXHIBITS["methods"]], seeds=5, only_datasets=["har"]), known)
+    assert estimate(plan([EXHIBITS["methods"]], seeds=1), known) is None
+
+
+def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) -> None:
+    data = ["--data-dir", str(har), "--out", "out"]
+    done = reproduce("methods", "--dataset", "har", "--dataset", "ch-mnist", "--attack", "none", "--rule", "fedavg", *data, cwd=tmp_path)
+    assert done.returncode == 1
+    assert [path.parent.name for path in tmp_path.glob("out/*/*.json")] == ["har"]
+    assert "failed: ch-mnist, fedavg, attack none, seed 0: " in done.stdout
+    assert "1 runs finished, 1 failed" in done.stdout
+
+
+def short(count: int) -> list[Experiment]:
+    return [Experiment.on("mnist-5k", "fltrust", "none", seed=seed, **SHORT) for seed in range(count)]
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    events = []
+    killed = None
+    long = Experiment.on("mnist-5k", "fltrust", "none", rounds=10_000, evaluate_every=1, batch_size=4)
+    for event in execute([long, *short(3)], tmp_path, jobs=1, device="cpu"):
+        events.append(event)
+        if isinstance(event, Reached) and killed is None:
+            children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True).stdout.split()
+            killed = int(children[0])
+            os.kill(killed, signal.SIGKILL)
+    ended = [event for event in events if not isinstance(event, Reached)]
+    assert [type(event) for event in ended] == [Failed, Finished, Finished, Finished]
+    assert isinstance(ended[0], Failed)
+    assert "exit code -9" in ended[0].reason
+
+
+def test_a_run_does_not_depend_on_the_workers(tmp_path: Path) -> None:
+    def errors(jobs: int) -> dict[str, tuple[float, ...]]:
+        events = execute(short(3), tmp_path / str(jobs), jobs=jobs, device="cpu")
+        return {event.run.key: event.result.test_error for event in events if isinstance(event, Finished)}
+
+    one, two = errors(1), errors(2)
+    assert len(one) == 3
+    assert one == two
+
+
+def test_needs_nothing_but_torch_numpy_typer_and_rich(tmp_path: Path, har: Path) -> None:
+    script = (
+        "import sys\n"
+        "class Gone:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'pooch', 'plotly', 'matplotlib', 'flwr', 'ray', 'safetensors', 'mlxtend', 'PIL', 'pandas'}:\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Gone())\n"
+        "from fltrust.cli import main; main()"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        "reproduce",
+        *SMALL[:5],
+        "--rule",
+        "fedavg",
+        "--data-dir",
+        str(har),
+        "--out",
+        "out",
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_result_names_what_made_it(tmp_path: Path, har: Path) -> None:
+    reproduce(*SMALL[:3], "--attack", "none", "--rule", "fedavg", "--device", "cpu", "--data-dir", str(har), "--out", "out", cwd=tmp_path)
+    (path,) = tmp_path.glob("out/har/*.json")
+    content = json.loads(path.read_text())
+    assert content["key"] == dataclasses.replace(next(c.run for c in EXHIBITS["methods"].cells if c.run.dataset == "har")).key
+    assert len(next(iter(content["files"].values()))) == 64
+    assert content["hardware"]
+    assert content["versions"]["torch"]
+    assert len(content["rounds"]) == 25

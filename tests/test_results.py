@@ -1,0 +1,102 @@
+"""What is kept of a finished run."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fltrust import results
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.results import Result, Results
+from fltrust.simulation import build_task, simulate
+from fltrust.store import RunDirectory
+
+RUN = Experiment.on("mnist-5k", "fltrust", "scaling", rounds=6, evaluate_every=2, batch_size=4, clients_per_round=15)
+ABOUT = {"files": {}, "warnings": [], "versions": {"fltrust": "1"}, "hardware": "a test"}
+
+
+def made(run: Experiment = RUN, error: float = 0.5, **changes: Any) -> Result:
+    whole: dict[str, Any] = {"rounds": (2, 4), "train_error": (0.9, 0.4), "test_error": (0.8, error), "success": None, **changes}
+    return Result(run, ABOUT, 1.5, **whole)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "run"
+    task = build_task(RUN)
+    with RunDirectory(path, RUN, task) as open_directory:
+        open_directory.save(*(record for record in simulate(RUN, task) if record.weights is not None))
+    return path
+
+
+def test_distilled_from_a_run_directory(directory: Path) -> None:
+    result = results.distil(directory, 3.0)
+    records = [json.loads(line) for line in (directory / "records.jsonl").read_text().splitlines()]
+    assert result.run == RUN
+    assert result.rounds == result.trust_rounds == (2, 4, 6)
+    assert result.test_error == tuple(record["test_error"] for record in records)
+    assert (result.error, result.final_success) == (records[-1]["test_error"], records[-1]["success"])
+    assert result.about["versions"]["fltrust"]
+    for row, record in zip(result.trust, records, strict=True):
+        there = {client: max(0.0, cosine) for client, cosine in zip(record["clients"], record["cosine"], strict=True)}
+        assert row == tuple(there.get(client) for client in range(RUN.num_clients))
+        assert row.count(None) == 5
+
+
+def test_written_and_read_again(directory: Path, tmp_path: Path) -> None:
+    result = results.distil(directory, 3.0)
+    path = results.write(result, tmp_path)
+    assert path.name == f"fltrust-scaling-{RUN.key}.json"
+    assert path.stat().st_size < 5000
+    (again,) = results.read(tmp_path).all()
+    assert dataclasses.replace(again, trust=()) == dataclasses.replace(
+        result,
+        trust=(),
+        train_error=tuple(round(error, 5) for error in result.train_error),
+        test_error=tuple(round(error, 5) for error in result.test_error),
+        success=tuple(round(share, 5) for share in result.success or ()),
+    )
+    for row, before in zip(again.trust, result.trust, strict=True):
+        for trust, exact in zip(row, before, strict=True):
+            assert trust == (None if exact is None else pytest.approx(exact, abs=0.0021))
+
+
+def test_a_result_is_found_by_its_experiment_whatever_the_arithmetic() -> None:
+    known = Results([made(dataclasses.replace(RUN, precision="float16"), 0.3)])
+    found = known.of(RUN)
+    assert found is not None
+    assert found.error == 0.3
+    assert not known.done(RUN)
+    known.add(made(RUN, 0.2))  # float32 counts before float16
+    assert [result.error for result in known.seeds(RUN)] == [0.2]
+    known.add(made(dataclasses.replace(RUN, seed=3, precision="float16"), 0.4))
+    assert [result.error for result in known.seeds(RUN)] == [0.2, 0.4]
+    assert known.of(dataclasses.replace(RUN, rounds=7)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content.pop("rounds"), "rounds"),
+        (lambda content: content.update(test_error_curve=[0.1]), "lengths"),
+        (lambda content: content.update(trust=["not base64!"], trust_rounds=[2]), "no result"),
+        (lambda content: content.update(experiment=None), "declares no experiment"),
+        (lambda content: content["experiment"].update(rule={"name": "__import__"}), "unknown rule"),
+        (lambda content: content["experiment"].update(rounds="many"), "rounds cannot be 'many'"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, change: Any, said: str) -> None:
+    path = results.write(made(), tmp_path)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=said):
+        results.read(tmp_path)
+
+
+def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, RUN, build_task(RUN)), pytest.raises(InputError, match="no evaluated round"):
+        results.distil(tmp_path)
