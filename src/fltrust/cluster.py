@@ -4,6 +4,7 @@ A run whose worker or machine dies is begun again elsewhere, and goes on from it
 """
 
 import json
+import socket
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -24,8 +25,11 @@ def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: in
     except ImportError as problem:
         raise InputError("--ray needs the package ray: pip install 'fltrust[cluster]'") from problem
     try:
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if colon:  # Ray itself tries for minutes before it gives up
+            socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError, RuntimeError) as problem:
+    except (OSError, ValueError, RuntimeError) as problem:
         raise InputError(f"no Ray cluster answers at {address}: {problem}") from problem
     try:
         on_gpu = device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)

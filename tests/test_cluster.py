@@ -1,0 +1,90 @@
+"""Runs on a real Ray cluster of two worker processes on this machine, one of them killed in mid-run."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.reproduce import Event, Failed, Finished, execute
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:ray.*", "ignore::ResourceWarning")
+
+RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+SHORT = {"rounds": 30, "evaluate_every": 10, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    start = [*RAY, "start", "--head", "--block", "--port=0", "--num-cpus=2", "--num-gpus=0", "--include-dashboard=false"]
+    quiet = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path_factory.mktemp("unfinished"))}
+    ray = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quiet, start_new_session=True)
+    assert ray.stdout is not None
+    try:
+        said = next(line for line in ray.stdout if "--address=" in line)
+        yield said.split("--address='")[1].split("'")[0]
+    finally:
+        ray.terminate()  # it stops the processes that it started
+        ray.communicate(timeout=60)
+
+
+def runs(count: int, **changes: int) -> list[Experiment]:
+    return [Experiment.on("mnist-5k", "fltrust", "trim", seed=seed, **{**SHORT, **changes}) for seed in range(count)]
+
+
+def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(address: str, tmp_path: Path) -> None:
+    from fltrust import cluster
+
+    killed: list[int] = []
+
+    def kill_a_worker() -> None:
+        while not killed:
+            busy = subprocess.run(["pgrep", "-f", "ray::_run"], capture_output=True, text=True).stdout.split()
+            if busy:
+                time.sleep(0.5)  # so that it is in the middle of a run
+                os.kill(int(busy[0]), signal.SIGKILL)
+                killed.append(int(busy[0]))
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_a_worker)
+    killer.start()
+    seen = list(cluster.execute(runs(4), address, device="auto", jobs=1))
+    killer.join()
+    assert len(killed) == 1
+    assert all(isinstance(event, Finished) for event in seen)
+    here = list(execute(runs(4), tmp_path, jobs=1, device="cpu"))
+
+    def errors(events: list[Event]) -> dict[str, list[float]]:
+        done = [event for event in events if isinstance(event, Finished)]
+        return {event.run.key: [round(error, 5) for error in event.result.test_error] for event in done}
+
+    assert len(errors(here)) == 4
+    assert errors(seen) == errors(here)
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(address: str) -> None:
+    from fltrust import cluster
+
+    missing = Experiment.on("ch-mnist", "fedavg", "none")
+    events = {
+        event.run.dataset: event for event in cluster.execute([missing, *runs(1)], address, device="cpu", jobs=1, data_dir="/nowhere")
+    }
+    failed, finished = events["ch-mnist"], events["mnist-5k"]
+    assert isinstance(failed, Failed)
+    assert "ch-mnist" in failed.reason
+    assert isinstance(finished, Finished)
+
+
+def test_no_cluster_is_one_line() -> None:
+    from fltrust import cluster
+
+    with pytest.raises(InputError, match=r"no Ray cluster answers at 127\.0\.0\.1:1"):
+        list(cluster.execute(runs(1), "127.0.0.1:1", device="cpu", jobs=1))
