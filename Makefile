@@ -1,6 +1,8 @@
 .PHONY: install demo test check bench bench-gpu clean
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
+READY_TO_TEST := .venv/ready-to-test
 
 demo: install
 	$(BIN)/fltrust demo
@@ -9,14 +11,20 @@ install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	python3 -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,test]'
+	$(PIP) torch
+	$(PIP) -e '.[fast]'
 	touch $(READY)
 
-test: install
+# The tests also want Flower, Ray and a browser.
+$(READY_TO_TEST): $(READY)
+	$(PIP) -e '.[test]'
+	command -v chromium || (apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium) || echo "no chromium: its tests are skipped"
+	touch $(READY_TO_TEST)
+
+test: $(READY_TO_TEST)
 	$(BIN)/python -m pytest
 
-check: install
+check: $(READY_TO_TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

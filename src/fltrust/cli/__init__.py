@@ -205,3 +205,45 @@ def reproduce(
         out=out,
         dry_run=dry_run,
     )
+
+
+@app.command()
+def report(
+    sources: Annotated[
+        list[Path] | None, typer.Argument(help="A folder of results, or run directories of 'fltrust run' (default: results).")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the page, the figures and the tables.")] = Path("report"),
+) -> None:
+    """Turn results into one page for a browser, figures (PNG, PDF) and tables (Markdown, LaTeX), beside the paper's numbers.
+
+    Examples:
+
+    [bold]fltrust report[/bold]
+
+    [bold]fltrust report runs/3f2a9c51b7d04e88 --out mine[/bold]
+    """
+    from fltrust.cli.report import report as write_report
+
+    write_report(sources or [Path("results")], out)
+
+
+@app.command()
+def audit(path: Annotated[Path, typer.Argument(help="The run directory of a federation, or of 'fltrust run'.")]) -> None:
+    """Say who was trusted how much, who was rejected and why, and who changed.
+
+    Example: [bold]fltrust audit runs/first[/bold]
+    """
+    from fltrust.cli.audit import show
+
+    show(path)
+
+
+@app.command()
+def new_federation(path: Annotated[Path, typer.Argument(help="A folder that is not there yet, or empty.")]) -> None:
+    """Copy a small Flower app to begin with: FLTrust, ten nodes, four of them hostile.
+
+    Example: [bold]fltrust new-federation my-federation[/bold]
+    """
+    from fltrust.cli.federation import create
+
+    create(path)
