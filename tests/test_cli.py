@@ -97,7 +97,7 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
     assert "mnist-5k, krum, attack trim, seed 0" in done.stdout
     assert "after 1 rounds" in done.stdout
     experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]
-    assert experiment["attack"] == {"name": "trim", "knowledge": "partial"}
+    assert experiment["attack"] == {"name": "trim", "knowledge": "partial", "reach": 2.0, "honest_only": False}
     assert experiment["rule"] == {"name": "krum", "tolerate": 4}
 
 
@@ -292,4 +292,4 @@ def test_the_demo_says_what_it_shows(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_partial_knowledge_from_the_command_line(tmp_path: Path) -> None:
     fltrust(*SHORT, "--attack", "trim", "--knowledge", "partial", "--out", "mine", cwd=tmp_path)
     experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]
-    assert experiment["attack"] == {"name": "trim", "knowledge": "partial"}
+    assert experiment["attack"] == {"name": "trim", "knowledge": "partial", "reach": 2.0, "honest_only": False}

@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:ray.*", "ignore::ResourceWarning")
 
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
-SHORT = {"rounds": 30, "evaluate_every": 10, "batch_size": 4}
+SHORT = {"rounds": 12, "evaluate_every": 4, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +56,17 @@ def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(addr
 
     killer = threading.Thread(target=kill_a_worker)
     killer.start()
-    seen = list(cluster.execute(runs(4), address, device="auto", jobs=1))
+    seen = list(cluster.execute(runs(3), address, device="auto", jobs=1))
     killer.join()
     assert len(killed) == 1
     assert all(isinstance(event, Finished) for event in seen)
-    here = list(execute(runs(4), tmp_path, jobs=1, device="cpu"))
+    here = list(execute(runs(3), tmp_path, jobs=1, device="cpu"))
 
     def errors(events: list[Event]) -> dict[str, list[float]]:
         done = [event for event in events if isinstance(event, Finished)]
         return {event.run.key: [round(error, 5) for error in event.result.test_error] for event in done}
 
-    assert len(errors(here)) == 4
+    assert len(errors(here)) == 3
     assert errors(seen) == errors(here)
 
 

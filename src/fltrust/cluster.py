@@ -4,9 +4,11 @@ A run whose worker or machine dies is begun again elsewhere, and goes on from it
 """
 
 import json
+import logging
 import socket
 import tempfile
 from collections.abc import Collection, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,14 @@ RETRIES = 3  # of a run whose worker died
 def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: int, data_dir: str | None = None) -> Iterator[Event]:
     """Does the runs wherever there is room: `jobs` at a time on each GPU, or one on each core. Yields each as it ends."""
     try:
-        import ray
+        ray: Any = import_module("ray")  # its types change from version to version
     except ImportError as problem:
         raise InputError("--ray needs the package ray: pip install 'fltrust[cluster]'") from problem
     try:
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if colon:  # Ray itself tries for minutes before it gives up
             socket.create_connection((host, int(port)), timeout=10).close()
-        ray.init(address, log_to_driver=False, logging_level="error")
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as problem:
         raise InputError(f"no Ray cluster answers at {address}: {problem}") from problem
     try:

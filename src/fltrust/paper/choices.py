@@ -11,6 +11,7 @@ _TRIM: tuple[_Named, ...] = tuple((rule, "trim") for rule in ("fedavg", "trim-me
 _KRUM: tuple[_Named, ...] = tuple((rule, "krum") for rule in RULES)
 _SCALING: tuple[_Named, ...] = tuple((rule, "scaling") for rule in ("fedavg", "fltrust-nonorm", "fltrust"))
 _HAR: tuple[_Named, ...] = tuple((rule, attack) for rule in ("fedavg", "median", "fltrust") for attack in ("none", "trim", "scaling"))
+_ADAPTIVE: tuple[_Named, ...] = tuple((rule, "adaptive") for rule in RULES)
 
 # data set -> choice -> the cells it could change, and what changes: fields of the experiment, parameters of the rule or of the attack
 _Choices = dict[str, tuple[tuple[_Named, ...], dict[str, Any]]]
@@ -31,8 +32,9 @@ _ON_MNIST: _Choices = {
     "Adaptive attack: deviation 0.5, not variance": ((("fltrust", "adaptive"),), {"attack": {"variance": 0.25}}),
 }
 _ON_HAR: _Choices = {
-    "features: standardised, as the tables above": (_HAR, {}),
+    "as the tables above: standardised features": ((*_HAR, *_ADAPTIVE), {}),
     "features: as they are in the files": (_HAR, {"standardise": False}),
+    "root update: a batch of 32 (Algorithm 2)": ((("fltrust", "none"), *_ADAPTIVE), {"root_batch": "batch"}),
 }
 
 CHOICES = Exhibit(

@@ -1,0 +1,195 @@
+"""`fltrust audit`: who was trusted how much, who was rejected and why, and who changed, from a run directory."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fltrust.errors import InputError
+from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
+from fltrust.store import read_json, read_records
+
+CHANGED = 0.5  # a node has changed if its share of rounds used (or its trust) in the later half differs so much from the earlier half's
+
+
+@dataclass
+class Node:
+    """What the records say of one node, round by round."""
+
+    rounds: list[int] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    trust: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    malicious: bool | None = None  # known in a simulation only
+
+    @property
+    def used(self) -> list[bool]:
+        return [verdict == "used" for verdict in self.verdicts]
+
+    @property
+    def change(self) -> str:
+        """What became of a node whose later half differs from its earlier half; nothing for the others."""
+        half = len(self.rounds) // 2
+        if not half:
+            return ""
+        gain = _mean(self.used[half:]) - _mean(self.used[:half])
+        if gain <= -CHANGED:
+            return f"lost: last used in round {max(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
+        if gain >= CHANGED:
+            return f"gained: first used in round {min(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
+        half = len(self.trust) // 2
+        if half and abs(_mean(self.trust[half:]) - _mean(self.trust[:half])) >= CHANGED:
+            return f"trust {_mean(self.trust[:half]):.2f} -> {_mean(self.trust[half:]):.2f}"
+        return ""
+
+
+def show(path: Path) -> None:
+    screen = Console()
+    if not screen.is_terminal:
+        screen = Console(width=200)  # a pipe has no width: nothing is cut
+    try:
+        experiment, records = _declared(path), read_records(path)
+        nodes = _nodes(path, records, needs_root=_needs_root(experiment))
+    except RecursionError as problem:
+        raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
+    screen.print(Text(_heading(experiment, records, len(nodes))))
+    screen.print(_table(nodes))
+    for line in [*_kept(path, records), *_extra(path, records)]:
+        screen.print(Text(line))
+
+
+# ---------------------------------------------------------------- reading: nothing that stands in a file is taken for granted
+
+
+def _declared(path: Path) -> dict[str, Any]:
+    if not (path / "records.jsonl").is_file():
+        raise InputError(f"{path} holds no records.jsonl: it is no run directory, or no round is finished yet")
+    experiment = read_json(path / "experiment.json").get("experiment")
+    if not isinstance(experiment, dict):
+        raise InputError(f"{path / 'experiment.json'} holds no experiment")
+    return experiment
+
+
+def _rule_name(experiment: dict[str, Any]) -> str:
+    rule = experiment.get("rule")
+    return plain(rule.get("name", "?"), 40) if isinstance(rule, dict) else "?"
+
+
+def _needs_root(experiment: dict[str, Any]) -> bool:
+    return _rule_name(experiment).startswith("fltrust")
+
+
+def _nodes(path: Path, records: list[dict[str, Any]], *, needs_root: bool) -> dict[int, Node]:
+    nodes: dict[int, Node] = defaultdict(Node)
+    late = {(node, t) for record in records for node, t in _pairs(path, record, "late")}
+    for record in records:
+        t = record["round"]
+        for place, (client, trust, share, verdict, reason) in enumerate(_entries(path, record, needs_root=needs_root)):
+            node = nodes[client]
+            node.rounds.append(t)
+            if (client, t) in late and verdict == "missing":
+                verdict, reason = "late", None
+            node.verdicts.append(verdict)
+            if verdict == "rejected":
+                node.reasons[reason or "?"] += 1
+            if trust is not None:
+                node.trust.append(trust)
+            if share is not None:
+                node.shares.append(share)
+            if isinstance(record.get("malicious"), int):
+                node.malicious = place < record["malicious"]
+    if not nodes:
+        raise InputError(f"{path / 'records.jsonl'} names no client in its {len(records)} rounds")
+    return nodes
+
+
+def _entries(path: Path, record: dict[str, Any], *, needs_root: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
+    """Each client's number, trust, share, verdict and reason; a simulation has no verdicts, so they follow from trust and share."""
+    clients = record.get("clients") or []
+    columns = {name: record.get(name) for name in ("clients", "trust", "weight", "verdict", "reason")}
+    for name, column in columns.items():
+        if column is not None and not (isinstance(column, list) and len(column) == len(clients)):
+            raise InputError(
+                f"{path / 'records.jsonl'}: round {record['round']} is damaged ({name} does not fit its {len(clients)} clients)"
+            )
+    for i, client in enumerate(clients):
+        if not isinstance(client, int):
+            raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (a client is no number)")
+        trust, share = (_number(columns[name][i]) if columns[name] else None for name in ("trust", "weight"))  # type: ignore[index]
+        verdict = columns["verdict"][i] if columns["verdict"] else "zero-trust" if needs_root and 0 in (trust, share) else "used"
+        if not isinstance(verdict, str) or verdict not in VERDICTS:
+            raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (an unknown verdict)")
+        reason = columns["reason"][i] if columns["reason"] else None
+        yield client, trust, share, verdict, None if reason is None else plain(reason, 20)
+
+
+def _pairs(path: Path, record: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
+    pairs = record.get(name) or []
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, int | str) for part in pair) for pair in pairs
+    ):
+        raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged ({name})")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 and math.isfinite(value) else None
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _heading(experiment: dict[str, Any], records: list[dict[str, Any]], count: int) -> str:
+    errors = [error for record in records if (error := _number(record.get("test_error"))) is not None]
+    said = f"{_rule_name(experiment)}: {len(records)} rounds, {count} nodes"
+    return said + (f", test error {errors[-1]:.3f}" if errors else "")
+
+
+def _table(nodes: dict[int, Node]) -> Table:
+    """Who changed comes first, then who was used least."""
+    simulated = any(node.malicious is not None for node in nodes.values())
+    columns = ["node", *(["is"] if simulated else []), "asked", *VERDICTS, "mean trust", "mean share", "why rejected", "changed"]
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("is", "why rejected", "changed") else "right")
+    for client, node in sorted(nodes.items(), key=lambda item: (not item[1].change, _mean(item[1].used), item[0])):
+        counts = Counter(node.verdicts)
+        row = [
+            str(client),
+            *([{True: "malicious", False: "honest", None: ""}[node.malicious]] if simulated else []),
+            str(len(node.rounds)),
+            *(str(counts[verdict]) if counts[verdict] else "" for verdict in VERDICTS),
+            f"{_mean(node.trust):.3f}" if node.trust else "",
+            f"{_mean(node.shares):.4f}" if node.shares else "",
+            ", ".join(f"{reason} {count}" for reason, count in node.reasons.most_common()),
+            node.change,
+        ]
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _kept(path: Path, records: list[dict[str, Any]]) -> Iterator[str]:
+    rounds: dict[str, list[int]] = defaultdict(list)
+    for record in records:
+        if kept := record.get("kept"):
+            rounds[plain(kept, 40)].append(record["round"])
+    for reason, which in rounds.items():
+        shown = ", ".join(map(str, which[:10])) + (", ..." if len(which) > 10 else "")
+        yield f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {shown}"
+
+
+def _extra(path: Path, records: list[dict[str, Any]]) -> Iterator[str]:
+    extra = Counter((plain(node, 20), plain(reason, 20)) for record in records for node, reason in _pairs(path, record, "extra"))
+    for (node, reason), count in extra.most_common(20):
+        yield f"node {node}, {count} times: {REASONS.get(reason, reason)}"
+
+
+def _mean(values: list[Any]) -> float:
+    return sum(values) / len(values) if values else 0.0

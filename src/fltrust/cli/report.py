@@ -1,0 +1,38 @@
+"""`fltrust report`: writes the pages, and says on one screen what they show."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fltrust.report import Report, build
+from fltrust.report.agreement import tally
+
+
+def report(sources: list[Path], out: Path) -> None:
+    made = build(sources, out)
+    screen = Console()
+    if made.judged:
+        screen.print(_summary(made))
+        screen.print(
+            "agree: of the cells that ran and have a number in the paper; by spread: only within twice their seeds' spread", style="dim"
+        )
+    screen.print(f"{out / 'index.html'}: open it in a browser", highlight=False, markup=False, soft_wrap=True)
+    for folder in ("figures", "tables"):
+        many = sum(path.parent.name == folder for path in made.files)
+        if many:
+            screen.print(f"{out / folder}: {many} files", highlight=False, markup=False, soft_wrap=True)
+
+
+def _summary(made: Report) -> Table:
+    table = Table("name", "what", box=None, header_style="bold")
+    for title in ("cells", "ran", "agree", "by spread", "backdoor"):
+        table.add_column(title, justify="right")
+    for exhibit, cells in made.judged.items():
+        count = tally(cells)
+        agree = f"{count.agree} of {count.compared}" if count.compared else ""
+        backdoor = f"{count.success_agree} of {count.success_compared}" if count.success_compared else ""
+        table.add_row(
+            exhibit.name, exhibit.title.split(":")[0], str(count.cells), str(count.ran), agree, str(count.only_by_spread or ""), backdoor
+        )
+    return table

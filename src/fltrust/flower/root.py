@@ -1,0 +1,69 @@
+"""The server's own update: a PyTorch module trained on the root set, as the clients train on theirs."""
+
+import copy
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, default_collate
+
+from fltrust.errors import InputError
+from fltrust.flower.layout import Arrays
+from fltrust.randomness import stream
+
+Root = Callable[[Arrays], Mapping[str, NDArray[Any]]]  # the global arrays -> the change of each
+
+
+def root_of(
+    module: nn.Module,
+    data: tuple[Tensor, Tensor] | Dataset[Any],
+    *,
+    lr: float,
+    steps: int = 1,
+    batch_size: int | None = None,
+    momentum: float = 0.0,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+) -> Root:
+    """A `root` for RobustStrategy: some steps of SGD on a small clean set, from the global arrays, which bear the module's names.
+
+    data is (examples, labels), or a data set of such pairs. Choose lr, steps and batch_size as the clients do: FLTrust gives each of their
+    updates the length of this one. No batch_size: each step takes the whole set. What is drawn (batches, dropout) depends on the global
+    arrays alone, so a run that was killed draws the same again.
+    """
+    if lr <= 0 or steps < 1 or (batch_size is not None and batch_size < 1):
+        raise InputError(f"the root update needs lr > 0, steps >= 1, batch_size >= 1, not {lr}, {steps}, {batch_size}")
+    examples, labels = data if isinstance(data, tuple) else default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
+    if len(examples) == 0 or len(examples) != len(labels):
+        raise InputError(f"the root set has {len(examples)} examples and {len(labels)} labels")
+    module = copy.deepcopy(module)
+    batch = min(batch_size or len(examples), len(examples))
+
+    def root(arrays: Arrays) -> Arrays:
+        if (ours := list(module.state_dict())) != list(arrays):
+            odd = sorted(set(ours) ^ set(arrays))
+            raise InputError(f"the root module's arrays are not the model's: {odd[0]!r} is in one only" if odd else "their order differs")
+        module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+        checksum = 0
+        for array in arrays.values():
+            checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+        chance = stream(checksum, "root")
+        optimiser = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum)
+        waiting = np.zeros(0, np.int64)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(checksum)
+            module.train()
+            for _ in range(steps):
+                if len(waiting) < batch:
+                    waiting = chance.permutation(len(examples))  # what is left of a pass is dropped, so that batches are whole
+                picked, waiting = torch.from_numpy(waiting[:batch]), waiting[batch:]
+                optimiser.zero_grad()
+                loss(module(examples[picked]), labels[picked]).backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+        return {name: np.asarray(after.cpu().numpy() - arrays[name]) for name, after in module.state_dict().items()}
+
+    return root

@@ -1,0 +1,231 @@
+"""One round of a federation, from the first reply to the new model.
+
+updates      (n, d)  the valid replies' changes of the parameters
+root_update  (d,)    the server's own
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.flower.layout import Arrays, Layout
+from fltrust.flower.order import ExactTrust, sort_rows
+from fltrust.flower.replies import Limits, ReplyError, read
+from fltrust.flower.verdicts import KEPT, plain
+from fltrust.rules import Aggregate, FLTrust, Rule, direction_and_norm, measure, ranked_mean
+
+MOST_EXTRA = 100  # replies of a round that nobody asked for and that are written down
+
+
+@dataclass
+class Entry:
+    """What the audit says of one node in one round."""
+
+    verdict: str = "missing"
+    reason: str | None = "silent"
+    detail: str | None = None
+    cosine: float | None = None
+    norm: float | None = None
+    weight: float = 0.0
+
+
+@dataclass
+class Round:
+    """The replies to round t's model, taken one by one; `close` gives the new model."""
+
+    t: int
+    rule: Rule
+    layout: Layout
+    before: Arrays
+    nodes: Sequence[int]
+    limits: Limits
+    global_lr: float = 1.0
+    min_replies: int = 1
+    entries: dict[int, Entry] = field(init=False)
+    late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
+    extra: list[tuple[int, str]] = field(init=False, default_factory=list)  # (node, reason) of replies that nobody asked for
+    kept: str | None = field(init=False, default=None)  # one of KEPT: why the model stays as it was ...
+    why: str | None = field(init=False, default=None)  # ... in a sentence
+
+    def __post_init__(self) -> None:
+        self.entries = {node: Entry() for node in sorted(self.nodes)}
+        self._order: list[int] = []  # the nodes whose updates were taken, as they came
+        self._sizes: list[float] = []
+        self._buffers: dict[int, Tensor] = {}
+        self._root: Arrays = {}
+        self._root_update: Tensor | None = None
+        self._direction: Tensor | None = None
+        self._stream: ExactTrust | None = None  # FLTrust takes each update as it comes ...
+        self._rows: Tensor | None = None  # ... the other rules need them all (n, d)
+        self._has_weights = False
+
+    def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
+        """The server's own change of the arrays; it must be there before the first reply is taken."""
+        for name in change:
+            if name not in self.layout.shapes:
+                raise InputError(f"the root update holds {name!r}, which is no array of the model")
+        for name in self.layout.parameters:
+            if name not in change:
+                raise InputError(f"the root update lacks {name!r}")
+        self._root = {name: np.asarray(part) for name, part in change.items()}
+        for name, part in self._root.items():
+            if part.shape != self.layout.shapes[name]:
+                raise InputError(f"the root update's {name!r} has the shape {part.shape}, not {self.layout.shapes[name]}")
+        self._root_update = self.layout.vector(self._root.__getitem__)
+        self._root = {name: part for name, part in self._root.items() if name in self.layout.buffers}
+        self._direction, norm = direction_and_norm(self._root_update)
+        if norm == 0 and self.rule.needs_root:
+            self._keep("root-unusable")
+        if type(self.rule) is FLTrust:
+            self._stream = ExactTrust(self._root_update, len(self.nodes))
+
+    def take(self, node: int, reply: Message | Exception) -> None:
+        """A reply, or what kept it from being read; whatever it is, it decides about this node alone."""
+        entry = self.entries.get(node)
+        if entry is None or entry.reason != "silent":
+            if len(self.extra) < MOST_EXTRA:
+                self.extra.append((node, "stranger" if entry is None else "duplicate"))
+            return
+        try:
+            if isinstance(reply, Exception):
+                raise ReplyError("unreadable", f"{type(reply).__name__}: {plain(reply)}")
+            sent = read(reply, self.t, self.layout, self.before, self.limits)
+            row = measure(sent.update[None], self._direction)
+            if not row.usable[0]:
+                if sent.update.any():
+                    raise ReplyError("not-finite", "the difference from what was sent out is not finite")
+                raise ReplyError("zero-update", "the arrays are those that were sent out")
+        except ReplyError as problem:
+            entry.verdict = "missing" if problem.reason == "unavailable" else "rejected"
+            entry.reason, entry.detail = problem.reason, problem.detail
+            return
+        entry.verdict, entry.reason = "used", None
+        entry.norm = float(row.norm[0])
+        if self._direction is not None:
+            entry.cosine = float(row.cosine[0])
+        if self._stream is not None:
+            trusted = self._stream.add(sent.update) > 0
+        else:
+            if self._rows is None:
+                self._rows = torch.empty(len(self.nodes), self.layout.d, dtype=self.layout.dtype)  # memory is taken as rows are filled
+            self._rows.numpy()[len(self._order)] = sent.update  # numpy copies without waking torch's threads
+            trusted = True
+        if sent.buffers is not None and trusted:
+            self._buffers[node] = sent.buffers
+        self._order.append(node)
+        self._sizes.append(1.0 if sent.examples is None else sent.examples)
+
+    def close(self) -> Arrays:
+        """The global arrays after this round: those before it if it is `kept`."""
+        aggregate = self._aggregate()
+        if aggregate is not None and aggregate.weight is not None:
+            self._has_weights = True
+            for node, weight in zip(self._order, aggregate.weight.tolist(), strict=True):
+                self.entries[node].weight = weight
+                if self.rule.needs_root and weight == 0:
+                    self.entries[node].verdict = "zero-trust"
+        if aggregate is None or self.kept is not None:
+            return self.before
+        if not aggregate.update.any():
+            self._keep("nobody-trusted" if self.rule.needs_root else "rule")
+            return self.before
+        after = self._moved(aggregate.update)
+        if not all(np.isfinite(array).all() for array in after.values() if array.dtype.kind == "f"):
+            self._keep("not-finite")
+            return self.before
+        return after
+
+    def _keep(self, reason: str, why: str | None = None) -> None:
+        if self.kept is None:  # the first reason is the one that counts
+            self.kept, self.why = reason, why or KEPT[reason]
+
+    def _aggregate(self) -> Aggregate | None:
+        if len(self._order) < max(1, self.min_replies):
+            self._keep(
+                "too-few-replies", f"{len(self._order)} replies of {len(self.nodes)} could be used, at least {self.min_replies} must"
+            )
+            if not self._order:
+                return None
+        if self._stream is not None:
+            return self._stream.result()
+        assert self._rows is not None
+        rows = self._rows[: len(self._order)]
+        was = sort_rows(rows)
+        self._order = [self._order[i] for i in was]
+        sizes = None if self.limits.most_examples is None else torch.tensor([self._sizes[i] for i in was], dtype=rows.dtype)
+        try:
+            return self.rule(rows, self._root_update, sizes)
+        except InputError as problem:  # such as Krum with too few clients
+            self._keep("rule", plain(problem))
+            return None
+
+    def _moved(self, update: Tensor) -> Arrays:
+        after = dict(self.before)
+        with np.errstate(all="ignore"):
+            for name, part in self.layout.parts(update):
+                moved = self.before[name] + self.global_lr * part  # in the update's precision, whatever the array's is
+                after[name] = np.asarray(moved, self.layout.dtypes[name])
+            for name, part in self._root.items():  # statistics of the server's own training are as trustworthy as the server
+                after[name] = _like(self.before[name], self.before[name] + part)
+        if trusted := [buffers for node, buffers in self._buffers.items() if not self._has_weights or self.entries[node].weight]:
+            matrix = torch.stack(trusted)
+            middle = ranked_mean(matrix, torch.ones(len(matrix), dtype=torch.bool), None).numpy()
+            start = 0
+            for name in self.layout.shapes:
+                if name in self.layout.buffers:
+                    size = self.before[name].size
+                    after[name] = _like(self.before[name], middle[start : start + size].reshape(self.before[name].shape))
+                    start += size
+        return after
+
+    def count(self) -> dict[str, int]:
+        counted = Counter(entry.verdict for entry in self.entries.values())
+        return {verdict: counted[verdict] for verdict in ("used", "zero-trust", "rejected", "missing")}
+
+    def record(self) -> dict[str, Any]:
+        """This round's line of the audit, with the simulator's fields first."""
+        entries = list(self.entries.values())
+        rooted = self._direction is not None
+
+        def column(name: str) -> list[float | None]:
+            return [_short(getattr(entry, name)) for entry in entries]
+
+        trust = [None if entry.cosine is None else _short(max(0.0, entry.cosine)) for entry in entries]
+
+        return {
+            "round": self.t,
+            "train_error": None,
+            "test_error": None,
+            "success": None,
+            "malicious": None,  # a federation does not know
+            "clients": list(self.entries),
+            "weight": column("weight") if self._has_weights else None,
+            "trust": trust if self.rule.needs_root else None,
+            "cosine": column("cosine") if rooted else None,
+            "norm": column("norm"),
+            "verdict": [entry.verdict for entry in entries],
+            "reason": [entry.reason for entry in entries],
+            "detail": [entry.detail for entry in entries],
+            "late": self.late,
+            "extra": self.extra,
+            "kept": self.kept,
+            "why": self.why,
+        }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _like(array: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Values in an array's dtype, rounded where it holds integers."""
+    return np.asarray(values if array.dtype.kind == "f" else np.rint(values), array.dtype)

@@ -1,0 +1,260 @@
+"""The strategy: a Flower server that one bad client cannot hurt.
+
+Every rule of `fltrust.rules` is used as it is; this file is the loop around it, in the order of the paper's Algorithm 2.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fltrust.errors import InputError
+from fltrust.experiment import name_of
+from fltrust.flower.audit import FederationDirectory
+from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
+from fltrust.flower.mailbox import PATIENCE, Mailbox
+from fltrust.flower.replies import Limits, is_gone
+from fltrust.flower.root import Root
+from fltrust.flower.round import Round
+from fltrust.flower.verdicts import plain
+from fltrust.randomness import stream
+from fltrust.rules import RULES, Rule
+
+log = logging.getLogger("flwr")  # Flower's own, so that `flwr run --stream` shows these lines too
+
+
+class RobustStrategy(Strategy):
+    """A rule of `fltrust.rules` as a Flower strategy: `RobustStrategy(FLTrust(), root=root_of(module, data, lr=0.1)).start(grid, arrays)`.
+
+    rule                 how replies become one update
+    root                 global arrays -> the change that the server's own training makes of each; for the rules that need it
+    directory            where audit and model are kept; a run that was interrupted there goes on
+    global_lr            alpha of the paper: the model moves by this times the rule's update
+    fraction_train, min_train_nodes, min_available_nodes    as in Flower's FedAvg
+    min_replies          with fewer valid replies a round keeps the model
+    buffers              arrays (by name, or a function of the name) that are no parameters: they are not in the cosine, and they are not
+                         taken from clients but from the root's training, if it gives them
+    take_buffers         takes them from clients after all: per coordinate the median over the nodes that had a share
+    most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
+    most_bytes           size of a reply; None: the model's and 1 MiB
+    most_value           largest absolute value in a reply
+    seed                 of the choice of nodes
+    poll                 seconds between two looks for replies
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        root: Root | None = None,
+        directory: str | Path | None = None,
+        global_lr: float = 1.0,
+        fraction_train: float = 1.0,
+        min_train_nodes: int = 2,
+        min_available_nodes: int = 2,
+        min_replies: int = 1,
+        buffers: Buffers = is_statistic,
+        take_buffers: bool = False,
+        most_examples: int | None = None,
+        most_bytes: int | None = None,
+        most_value: float = 1e9,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        seed: int = 0,
+        poll: float = 0.5,
+    ) -> None:
+        if rule.needs_root and root is None:
+            raise InputError(f"{type(rule).__name__} needs a root update: give root=..., such as root_of(module, data, lr=...)")
+        _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
+        _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
+        _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")
+        _require(min_replies >= 1, f"min_replies must be at least 1, not {min_replies}")
+        _require(most_examples is None or most_examples >= 1, f"most_examples must be at least 1, not {most_examples}")
+        _require(most_bytes is None or most_bytes >= 1, f"most_bytes must be at least 1, not {most_bytes}")
+        _require(most_value > 0, f"most_value must be positive, not {most_value}")
+        _require(poll > 0, f"poll must be positive, not {poll}")
+        self.rule, self.root = rule, root
+        self.directory = None if directory is None else Path(directory)
+        self.global_lr, self.min_replies, self.seed, self.poll = global_lr, min_replies, seed, poll
+        self.fraction_train, self.min_train_nodes, self.min_available_nodes = fraction_train, min_train_nodes, min_available_nodes
+        self.buffers = buffers
+        self.limits = Limits(most_bytes, most_value, most_examples, weighted_by_key, take_buffers)
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self._time_to_live: float | None = None  # of messages; None: Flower's default
+        self._round: Round | None = None
+
+    # ---------------------------------------------------------------- the loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Runs the rounds that are not done yet; `timeout` is each one's deadline in seconds.
+
+        `evaluate_fn` measures the global model on the server, as in Flower. Clients are not asked to evaluate it: what they report about
+        themselves proves nothing.
+        """
+        initial = {name: array.numpy() for name, array in initial_arrays.items()}
+        layout = Layout.of(initial, self.buffers)
+        config = ConfigRecord() if train_config is None else train_config
+        result = Result(arrays=initial_arrays)
+        self._time_to_live = 2 * timeout  # after the deadline a reply can still arrive and be named late; then Flower drops it
+        self.summary()
+        with ExitStack() as stack:
+            mailbox = stack.enter_context(Mailbox(grid, self.poll))
+            done, arrays = 0, initial
+            folder = None
+            if self.directory is not None:
+                folder = stack.enter_context(FederationDirectory(self.directory, self._declaration(layout)))
+                done, arrays, records = folder.resume(layout, initial)
+                result.arrays = _as_record(arrays)
+                for record in records:
+                    if record.get("metrics"):
+                        result.evaluate_metrics_serverapp[record["round"]] = MetricRecord(record["metrics"])
+            if done:
+                log.info("%s: going on after round %d", self.directory, done)
+            elif evaluate_fn is not None and (measured := evaluate_fn(0, result.arrays)) is not None:
+                result.evaluate_metrics_serverapp[0] = measured
+            for t in range(done + 1, num_rounds + 1):
+                # Step I: the nodes that were drawn receive the global model.
+                messages = self.configure_train(t, result.arrays, config, grid)
+                this, started = self._opened(t), time.monotonic()  # after the wait for enough nodes
+                mailbox.send(messages, t, started + self._time_to_live)
+                # Step II: nodes and server train from there, at the same time.
+                self._train_root(this)
+                # Step III: the server aggregates what arrives and moves the global model.
+                deadline = started + timeout
+                if time.monotonic() > deadline:
+                    log.warning("the root update took longer than the %s s that nodes have: replies that are there now count", timeout)
+                    deadline = time.monotonic() + PATIENCE
+                for asked, reply in mailbox.arrivals(t, deadline):
+                    if asked.t == t:
+                        this.take(asked.node, reply)
+                    elif not is_gone(reply):
+                        this.late.append((asked.node, asked.t))
+                arrays = this.close()
+                if this.kept is None:
+                    result.arrays = _as_record(arrays)
+                measured = None if evaluate_fn is None else evaluate_fn(t, result.arrays)
+                if measured is not None:
+                    result.evaluate_metrics_serverapp[t] = measured
+                result.train_metrics_clientapp[t] = MetricRecord(dict(this.count()))
+                _say(this, num_rounds, measured)
+                if folder is not None:
+                    folder.save({**this.record(), **_measurements(measured), "seconds": round(time.monotonic() - started, 3)}, arrays)
+        return result
+
+    def summary(self) -> None:
+        log.info("%s as the rule, %s", self.rule, "no root" if self.root is None else "with a root update")
+        log.info("%s of the nodes, at least %d, train in a round", f"{self.fraction_train:.0%}", self.min_train_nodes)
+
+    def _declaration(self, layout: Layout) -> dict[str, Any]:
+        """What decides the numbers, and must be the same when a run goes on."""
+        return {
+            "rule": {"name": name_of(self.rule, RULES), **dataclasses.asdict(self.rule)},
+            "seed": self.seed,
+            "global_lr": self.global_lr,
+            "fraction_train": self.fraction_train,
+            "min_train_nodes": self.min_train_nodes,
+            "min_replies": self.min_replies,
+            "limits": dataclasses.asdict(self.limits),
+            "arrays": {name: [str(layout.dtypes[name]), list(shape)] for name, shape in layout.shapes.items()},
+            "buffers": sorted(layout.buffers),
+        }
+
+    # ---------------------------------------------------------------- Flower's methods: a round for whoever else drives the strategy
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        nodes = self._drawn(server_round, grid)
+        before = {name: array.numpy() for name, array in arrays.items()}
+        layout = Layout.of(before, self.buffers)
+        self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, self.min_replies)
+        ours = ConfigRecord({**config, "server-round": server_round})  # a copy: a message in memory must not change with the next round
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ours})
+        return [Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(server_round)) for node in nodes]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Here a reply must be believed about who sent it; `start` knows better."""
+        this = self._opened(server_round)
+        self._train_root(this)
+        for reply in replies:
+            this.take(reply.metadata.src_node_id, reply)
+        arrays = this.close()
+        return None if this.kept else _as_record(arrays), MetricRecord(dict(this.count()))
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def _drawn(self, t: int, grid: Grid) -> list[int]:
+        """The nodes of round t: all of them or a sample, the same again if the same nodes are there."""
+        least = max(self.min_available_nodes, self.min_train_nodes)
+        known = -1
+        while len(nodes := sorted(grid.get_node_ids())) < least:
+            if len(nodes) != known:
+                log.info("waiting for nodes: %d are there, %d must be", len(nodes), least)
+                known = len(nodes)
+            time.sleep(self.poll)
+        count = max(int(self.fraction_train * len(nodes)), self.min_train_nodes)
+        picked = stream(self.seed, "nodes", t).choice(len(nodes), count, replace=False)
+        return [nodes[i] for i in sorted(picked)]
+
+    def _opened(self, t: int) -> Round:
+        if self._round is None or self._round.t != t:
+            raise InputError(f"round {t} was not configured: call configure_train first")
+        return self._round
+
+    def _train_root(self, this: Round) -> None:
+        if self.root is not None:
+            this.set_root(self.root(dict(this.before)))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise InputError(otherwise)
+
+
+def _as_record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _measurements(measured: MetricRecord | None) -> dict[str, Any]:
+    metrics: dict[str, Any] = {name: value for name, value in (measured or {}).items() if np.isfinite(value).all()}  # JSON has no NaN
+    error = next((metrics[name] for name in ("test_error", "test-error") if name in metrics), None)
+    if error is None and "accuracy" in metrics:
+        error = 1 - metrics["accuracy"]
+    return {"test_error": error, "metrics": metrics}
+
+
+def _say(this: Round, num_rounds: int, measured: MetricRecord | None) -> None:
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in this.count().items() if count)
+    log.info(
+        "round %d/%d: %s%s%s",
+        this.t,
+        num_rounds,
+        counts,
+        f", {len(this.late)} late" if this.late else "",
+        "" if measured is None else f"; {plain(dict(measured))}",
+    )
+    for node, entry in this.entries.items():
+        if entry.verdict == "rejected":
+            log.info("  node %d: %s (%s)", node, entry.reason, entry.detail)
+    if this.kept:
+        log.warning("round %d keeps the model: %s", this.t, this.why)

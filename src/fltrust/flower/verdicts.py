@@ -1,0 +1,43 @@
+"""What the audit says of a node in a round, and why: the words of `records.jsonl`."""
+
+VERDICTS = {
+    "used": "its update took part",
+    "zero-trust": "its update was read, but got no share: it points away from the server's own",
+    "rejected": "its reply could not be used",
+    "late": "its reply came after the round's deadline",
+    "missing": "it did not reply",
+}
+
+REASONS = {
+    "error": "the node replied with an error",
+    "unreadable": "the reply could not be decoded at all",
+    "content": "the reply does not hold exactly one record of arrays",
+    "too-large": "the reply is larger than the limit",
+    "names": "an array is missing, or there is one too many",
+    "dtype": "an array has another type of numbers",
+    "shape": "an array has another shape",
+    "encoding": "an array's bytes are not what numpy.save writes for its type and shape",
+    "not-finite": "an array holds NaN or infinity",
+    "value": "an array holds a value beyond the limit",
+    "zero-update": "the arrays are those that were sent out: nothing was learnt",
+    "examples": "the reported number of examples is not a number of examples",
+    "other-round": "the reply says that it belongs to another round",
+    "duplicate": "a second reply in one round; the first counts",
+    "stranger": "a reply from a node that was not asked",
+    "unavailable": "Flower says that the node is offline or its message gone",
+    "silent": "no reply until the deadline",
+}
+
+KEPT = {
+    "too-few-replies": "too few replies could be used",
+    "nobody-trusted": "nobody was trusted",
+    "root-unusable": "the server's own update is zero or not finite",
+    "rule": "the rule could not work with what was there",
+    "not-finite": "the new model would not be finite",
+}
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Text that others chose, fit to be written down and printed: printable ASCII only, and short."""
+    ascii_only = str(text)[: 4 * most].encode("unicode_escape").decode("ascii")
+    return ascii_only if len(ascii_only) <= most else ascii_only[: most - 3] + "..."

@@ -1,0 +1,85 @@
+"""Results as something to look at: one self-contained HTML page, figures and tables for papers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fltrust import results
+from fltrust.errors import InputError
+from fltrust.paper import EXHIBITS, Exhibit
+from fltrust.report.agreement import Judged, judge
+from fltrust.results import Result, Results
+from fltrust.store import replace
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what it says."""
+
+    files: list[Path]
+    judged: dict[Exhibit, list[Judged]]  # empty for a page of single runs
+
+
+def build(sources: Sequence[Path], out: Path) -> Report:
+    """Writes the report of a folder of results, or of run directories of `fltrust run`, into the folder `out`.
+
+    Everything is made before the first file is written, and each file is replaced at once: an old report stays whole until the new one is.
+    """
+    from fltrust.report import page, tables
+
+    runs = [source for source in sources if (source / "experiment.json").exists()]
+    if runs and len(runs) < len(sources):
+        other = next(source for source in sources if source not in runs)
+        raise InputError(f"{other} is no run directory: name run directories only, or one folder of results")
+    if runs:
+        single = [_sound(results.distil(source), source) for source in runs]
+        return Report(_write({"index.html": page.runs_page(single).encode(errors="replace")}, out), {})
+    if len(sources) != 1:
+        raise InputError(f"a report has one folder of results, not {len(sources)}")
+    from fltrust.report import figures  # a plotting library is heavy, and a page of runs needs none
+
+    found = _read(sources[0])
+    judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
+    content = {"index.html": page.reproduction_page(judged, found).encode(errors="replace")}
+    for exhibit, cells in judged.items():
+        content[f"tables/{exhibit.name}.md"] = tables.markdown(exhibit, cells).encode(errors="replace")
+        content[f"tables/{exhibit.name}.tex"] = tables.latex(exhibit, cells).encode(errors="replace")
+    content |= figures.draw(judged, found)
+    return Report(_write(content, out), judged)
+
+
+def _read(folder: Path) -> Results:
+    found = results.read(folder) if folder.is_dir() else Results()
+    if not found.all():
+        raise InputError(f"{folder} holds no result: make some with 'fltrust reproduce', or name run directories of 'fltrust run'")
+    for one in found.all():
+        path = results.file_of(one.run, folder)
+        _sound(one, path)
+        if one.rounds[-1] != one.run.rounds:
+            raise InputError(f"{path} ends at round {one.rounds[-1]} of {one.run.rounds}: it is no finished run")
+    return found
+
+
+def _sound(result: Result, source: Path) -> Result:
+    """The result, if its numbers are numbers: a picture of anything else would be wrong."""
+    shares = [*result.train_error, *result.test_error, *(result.success or ())]
+    if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in shares):
+        raise InputError(f"{source} is no result of a run: an error is no number from 0 to 1")
+    if not all(isinstance(t, int) for t in (*result.rounds, *result.trust_rounds)):
+        raise InputError(f"{source} is no result of a run: a round is no whole number")
+    if any(len(row) != result.run.num_clients for row in result.trust):
+        raise InputError(f"{source} is no result of a run: it does not have the trust of {result.run.num_clients} clients")
+    if result.seconds is not None and not (isinstance(result.seconds, int | float) and 0 <= result.seconds < math.inf):
+        raise InputError(f"{source} is no result of a run: it took {result.seconds!r} seconds")
+    return result
+
+
+def _write(content: dict[str, bytes], out: Path) -> list[Path]:
+    written = []
+    for name, data in content.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace(path, data)
+        written.append(path)
+    return written

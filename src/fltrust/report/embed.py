@@ -1,0 +1,84 @@
+"""What the page's script needs: every run that is mentioned, once, and what each thing to click on shows."""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fltrust.attacks import NoAttack
+from fltrust.paper import Cell, Exhibit
+from fltrust.report.agreement import Judged
+from fltrust.report.repeat import reproduce_command, run_command
+from fltrust.report.words import sentences, title
+from fltrust.results import Result
+
+
+class Embedded:
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.cells: list[dict[str, Any]] = []
+        self.figures: list[dict[str, Any]] = []
+        self._places: dict[str, int] = {}
+        self._opened: dict[tuple[str, Cell], int] = {}
+
+    def place_of(self, result: Result) -> int:
+        """Where a run stands among those of the page."""
+        if result.run.key not in self._places:
+            self._places[result.run.key] = len(self.runs)
+            self.runs.append(_packed(result))
+        return self._places[result.run.key]
+
+    def open(self, heading: str, says: Sequence[str], results: Iterable[Result], command: str = "") -> int:
+        """Something to click on, and what its panel will show."""
+        self.cells.append({"title": heading, "says": list(says), "runs": [self.place_of(one) for one in results], "again": command})
+        return len(self.cells) - 1
+
+    def open_cell(self, exhibit: Exhibit, one: Judged) -> int:
+        """The same for a cell, which may stand in a table and in a picture."""
+        place = (exhibit.name, one.cell)
+        if place not in self._opened:
+            again = reproduce_command(exhibit, one.cell, one.results)
+            self._opened[place] = self.open(title(exhibit, one.cell), sentences(one), one.results, again)
+        return self._opened[place]
+
+    def text(self) -> str:
+        """All of it as compressed JSON in base64: small, and no letter in it means anything to HTML."""
+        content = {"runs": self.runs, "cells": self.cells, "figures": self.figures}
+        return base64.b64encode(zlib.compress(json.dumps(content, separators=(",", ":"), allow_nan=False).encode(), 9)).decode()
+
+
+def _packed(result: Result) -> dict[str, Any]:
+    run = result.run
+    trust = bytes(255 if value is None else round(250 * min(value, 1.0)) for row in result.trust for value in row)
+    return {
+        "seed": run.seed,
+        "clients": run.num_clients,
+        "malicious": run.malicious,
+        "idle": isinstance(run.attack, NoAttack),  # the malicious clients do as they should
+        "of": run.rounds,
+        "rounds": result.rounds,
+        "train": _short(result.train_error),
+        "test": _short(result.test_error),
+        "success": None if result.success is None else _short(result.success),
+        "trustRounds": result.trust_rounds,
+        "trust": base64.b64encode(trust).decode(),
+        "seconds": result.seconds,
+        "arithmetic": run.precision,
+        "hardware": str(result.about["hardware"]),
+        "versions": _listed(result.about["versions"]),
+        "files": _listed(result.about["files"]),
+        "warnings": _listed(result.about["warnings"]),
+        "key": run.key,
+        "command": run_command(run),
+    }
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    return [round(value, 4) for value in values]
+
+
+def _listed(written: object) -> str:
+    if isinstance(written, dict):
+        return ", ".join(f"{name} {value}" for name, value in written.items())
+    return "; ".join(map(str, written)) if isinstance(written, list) else "" if written is None else str(written)

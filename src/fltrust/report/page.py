@@ -1,0 +1,221 @@
+"""The HTML page as a whole. Tables are written here, pictures are drawn by `plot.js` and `page.js` from what is embedded.
+
+Everything that comes from a file goes through an element tree, which escapes it, or through packed JSON, which the script writes as text.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from string import Template
+from xml.etree.ElementTree import Element
+
+from fltrust.attacks import ATTACKS
+from fltrust.experiment import name_of
+from fltrust.paper import Exhibit
+from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
+from fltrust.report.embed import Embedded
+from fltrust.report.layout import telling
+from fltrust.report.looks import COLOURS
+from fltrust.report.markup import tag, text_of
+from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
+from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
+from fltrust.results import Result, Results, first_seed
+from fltrust.rules import RULES
+from fltrust.version import __version__
+
+PRINTED = ("methods", "variants", "root-bias")  # the paper's own tables, whose numbers can be compared one by one
+
+
+def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results) -> str:
+    embedded = Embedded()
+    sections: list[tuple[str, str, Element]] = []  # id, short name, content
+    if shown := telling(judged):
+        sections.append(("trust", "Trust", trust_section(embedded, shown)))
+    for exhibit, cells in judged.items():
+        sections.append((exhibit.name, exhibit.title.split(":")[0], exhibit_section(embedded, exhibit, cells, results)))
+    pairs = pairs_of(results)
+    if pairs:
+        sections.append(("arithmetic", "Arithmetic", arithmetic_section(embedded, pairs)))
+    in_tables = {result.run.key for cells in judged.values() for one in cells for result in one.results}
+    in_pairs = {one.run.key for pair in pairs for one in pair}
+    if others := [one for one in results.all() if one.run.key not in in_tables | in_pairs]:
+        sections.append(("others", "Other runs", run_list(embedded, "Other runs", "They stand in no table or figure.", others)))
+    header = tag("header", *_masthead(results), _facts(judged, results), _legend(), _overview(judged))
+    return _html("FLTrust, reproduced", header, sections, embedded)
+
+
+def runs_page(results: Sequence[Result]) -> str:
+    """A page of a few runs, each with its pictures in full."""
+    embedded = Embedded()
+    sections = []
+    if len(results) > 1:
+        sections.append(("runs", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
+    for place, one in enumerate(results):
+        number = embedded.open(name(one), [_state(one)], (one,))
+        short = f"{name_of(one.run.rule, RULES)}, {name_of(one.run.attack, ATTACKS)}, seed {one.run.seed}"
+        sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), tag("div", data_shown=number))))
+    header = tag(
+        "header",
+        tag("p", "fltrust run", class_="kicker"),
+        tag("h1", "What happened in " + ("this run" if len(results) == 1 else f"these {len(results)} runs")),
+    )
+    return _html("FLTrust runs", header, sections, embedded)
+
+
+def _state(result: Result) -> str:
+    last, whole = result.rounds[-1], result.run.rounds
+    success = "" if result.final_success is None else f", backdoor success {result.final_success:.3f}"
+    unfinished = "" if last == whole else f" This run is not finished: it will have {plural(whole, 'round')}."
+    return f"Test error {result.error:.3f}{success} after {plural(last, 'round')}.{unfinished}"
+
+
+def _html(title: str, header: Element, sections: Sequence[tuple[str, str, Element]], embedded: Embedded) -> str:
+    for place, _, section in sections:
+        section.set("id", place)
+    body = tag(
+        "body",
+        header,
+        tag("nav", tag("div", *(tag("a", short, href=f"#{place}") for place, short, _ in sections)), aria_label="On this page"),
+        tag("main", *(section for _, _, section in sections)),
+        tag("footer", tag("p", f"Made by “fltrust report”, version {__version__}. This file needs no network.")),
+        tag(
+            "dialog",
+            tag("button", "\N{MULTIPLICATION SIGN}", class_="close", aria_label="Close", type="button"),
+            tag("div", class_="content"),
+            id="panel",
+            aria_label="Runs",
+        ),
+    )
+    script = "\n" + _asset("plot.js") + _asset("page.js")
+    return Template(_asset("page.html")).substitute(
+        hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script may run
+        title=title,
+        style=_colours() + _asset("page.css"),
+        body=text_of(body),
+        data=embedded.text(),
+        script=script,
+    )
+
+
+def _asset(name: str) -> str:
+    return files("fltrust.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _colours() -> str:
+    light, dark = ("".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()) for side in (0, 1))
+    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+
+
+# ---------------------------------------------------------------- the first screen
+
+
+def _masthead(results: Results) -> list[Element]:
+    return [
+        tag("p", "A reproduction", class_="kicker"),
+        tag("h1", "FLTrust, reproduced"),
+        tag(
+            "p",
+            "Every table and figure of ",
+            tag("em", "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping"),
+            " (Cao, Fang, Liu and Gong, NDSS 2021), run again and set beside the numbers that the paper prints. "
+            "Click on any number to see its runs: every seed, the error over the rounds, and whom the server trusted.",
+            class_="lede",
+        ),
+    ]
+
+
+def _facts(judged: dict[Exhibit, list[Judged]], results: Results) -> Element:
+    everything = results.all()
+    declared = {one.cell.run.key: bool(one.results) for cells in judged.values() for one in cells}
+    printed = [one for exhibit, cells in judged.items() if exhibit.name in PRINTED for one in cells]
+    strict, others = tally(one for one in printed if one.strict), tally(one for one in printed if not one.strict)
+    facts = [
+        (
+            f"{len(everything):,}",
+            "run" if len(everything) == 1 else "runs",
+            f"{duration(sum(one.seconds or 0 for one in everything))} of computing",
+        ),
+        (f"{sum(declared.values()):,} of {len(declared):,}", "experiments", f"of the tables and figures, {_seeds(everything)} each"),
+        (_agreeing(strict), "agree", f"FLTrust everywhere, and FedAvg without attack: within {STRICT} of the paper{_by_spread(strict)}"),
+        (_agreeing(others), "agree", f"the other cells of the paper's tables: within {LOOSE}{_by_spread(others)}"),
+    ]
+    return tag(
+        "div",
+        tag(
+            "div",
+            *(tag("div", tag("b", number), " ", tag("span", what), tag("small", more), class_="fact") for number, what, more in facts),
+            class_="facts",
+        ),
+        tag("p", f"Hardware: {by_hardware(everything)}. Arithmetic: {arithmetic(everything)}.", class_="note"),
+    )
+
+
+def _agreeing(count: Tally) -> str:
+    return f"{count.agree} of {count.compared}"
+
+
+def _by_spread(count: Tally) -> str:
+    return f"; {count.only_by_spread} of them only within twice the spread" if count.only_by_spread else ", or twice the spread"
+
+
+def _seeds(results: Iterable[Result]) -> str:
+    seeds: dict[str, set[int]] = {}
+    for one in results:
+        seeds.setdefault(first_seed(one.run).key, set()).add(one.run.seed)
+    few, many = min(map(len, seeds.values())), max(map(len, seeds.values()))
+    return plural(many, "seed") if few == many else f"{few} to {many} seeds"
+
+
+def _legend() -> Element:
+    def sample(kind: str, words: str) -> Element:
+        return tag("li", tag("span", MARKS[kind], class_=f"swatch {kind.replace(' ', '-')}"), tag("span", words))
+
+    return tag(
+        "div",
+        tag(
+            "div",
+            tag("span", tag("b", "0.052"), tag("small", " ± 0.003 "), tag("i", MARKS["agrees"], class_="mark agrees"), class_="ours"),
+            tag("span", tag("span", "n = 3", class_="count"), tag("span", "paper 0.05, +0.002"), class_="theirs"),
+            class_="specimen",
+        ),
+        tag(
+            "p",
+            "Our test error: mean and standard deviation over n seeds. Below it the paper's, and the difference. One seed has no spread. "
+            "Under the Scaling attack a second pair is the share of triggered examples on which the backdoor works.",
+        ),
+        tag(
+            "ul",
+            sample("agrees", f"agrees: within {STRICT} (FLTrust; FedAvg without attack) or {LOOSE} (others)"),
+            sample("only by spread", "agrees only within twice the spread: its seeds lie far apart"),
+            sample("differs", "differs by more"),
+            sample("no number", "the paper has no number here"),
+            sample("not run", "not run"),
+        ),
+        class_="legend",
+    )
+
+
+def _overview(judged: dict[Exhibit, list[Judged]]) -> Element:
+    """How much of each table and figure ran and agrees, as a bar to click on."""
+    rows = []
+    for exhibit, cells in judged.items():
+        count = tally(cells)
+        parts = {
+            "agrees": count.agree,
+            "differs": count.compared - count.agree,
+            "no-number": count.ran - count.compared,
+            "not-run": count.cells - count.ran,
+        }
+        said = [f"{count.ran} of {count.cells} ran"]
+        said += [f"{count.agree} of {count.compared} agree"] if count.compared else []
+        said += [f"backdoor {count.success_agree} of {count.success_compared}"] if count.success_compared else []
+        link = tag(
+            "a",
+            tag("span", exhibit.title, class_="what"),
+            tag("span", *(tag("i", class_=kind, style=f"flex:{many}") for kind, many in parts.items() if many), class_="bar"),
+            tag("span", ", ".join(said), class_="how-many"),
+            href=f"#{exhibit.name}",
+        )
+        rows.append(tag("li", link))
+    return tag("ol", *rows, class_="overview")

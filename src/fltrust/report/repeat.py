@@ -1,0 +1,82 @@
+"""The command that repeats a run, checked: it declares the very same experiment."""
+
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from fltrust.attacks import ATTACKS
+from fltrust.experiment import Experiment, from_dict, name_of
+from fltrust.paper import Cell, Exhibit
+from fltrust.results import Result
+from fltrust.rules import RULES
+
+# Fields of an experiment that `fltrust run` takes as options; the others need a TOML file.
+OPTIONS = {
+    "rounds": "--rounds",
+    "seed": "--seed",
+    "num_clients": "--clients",
+    "malicious": "--malicious",
+    "clients_per_round": "--clients-per-round",
+    "local_steps": "--local-steps",
+    "batch_size": "--batch-size",
+    "local_lr": "--local-lr",
+    "global_lr": "--global-lr",
+    "bias": "--bias",
+    "root_size": "--root-size",
+    "root_bias": "--root-bias",
+    "root_batch": "--root-batch",
+    "loss": "--loss",
+    "evaluate_every": "--evaluate-every",
+    "model": "--model",
+    "precision": "--precision",
+}
+
+
+def run_command(run: Experiment) -> str:
+    """`fltrust run ...`; where options do not say all, a TOML file comes first."""
+    rule, attack = name_of(run.rule, RULES), name_of(run.attack, ATTACKS)
+    changes = _changes(run, rule, attack)
+    options = {field: value for field, value in changes.items() if field in OPTIONS and value is not None}
+    if Experiment.on(run.dataset, rule, attack, **options) == run:
+        command = ["fltrust", "run", "--dataset", run.dataset, "--rule", rule, "--attack", attack]
+        return shlex.join(command + [word for field, value in options.items() for word in (OPTIONS[field], str(value))])
+    declared, plain = run.to_dict(), Experiment.on(run.dataset, rule, attack, **changes).to_dict()
+    named = {"rule": rule, "attack": attack}
+    parts = {part: name if declared[part] == plain[part] else declared[part] for part, name in named.items()}
+    toml = "".join(
+        f"{field} = {_toml(value)}\n" for field, value in {"dataset": run.dataset, **parts, **changes}.items() if value is not None
+    )
+    if from_dict(tomllib.loads(toml)) == run:
+        return f"# experiment.toml\n{toml}\nfltrust run experiment.toml"
+    return "# this experiment exists in Python only: its result file declares it"
+
+
+def _changes(run: Experiment, rule: str, attack: str) -> dict[str, Any]:
+    """The fields that differ from the paper's experiment."""
+    ours = run.to_dict()
+    changed: dict[str, Any] = {}
+    for field in ("num_clients", "malicious", "clients_per_round"):  # first, since each decides the default of the next
+        if Experiment.on(run.dataset, rule, attack, **changed).to_dict()[field] != ours[field]:
+            changed[field] = ours[field]
+    paper = Experiment.on(run.dataset, rule, attack, **changed).to_dict()
+    return changed | {field: value for field, value in ours.items() if field not in ("rule", "attack") and value != paper[field]}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items() if item is not None) + " }"
+    return json.dumps(value)  # TOML writes strings, numbers, truth values and lists as JSON does
+
+
+def reproduce_command(exhibit: Exhibit, cell: Cell, results: tuple[Result, ...]) -> str:
+    """`fltrust reproduce ...` with this cell's seeds and arithmetic; it may run the cell's neighbours too."""
+    run = cell.run
+    seeds = max((result.run.seed for result in results), default=0) + 1
+    precisions = {result.run.precision for result in results} - {"float32"}
+    command = ["fltrust", "reproduce", exhibit.name, "--dataset", run.dataset, "--rule", name_of(run.rule, RULES)]
+    command += ["--attack", name_of(run.attack, ATTACKS)]
+    command += ["--seeds", str(seeds)] if seeds > 1 else []
+    command += ["--precision", precisions.pop()] if len(precisions) == 1 else []
+    return shlex.join(command)

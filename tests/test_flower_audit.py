@@ -1,0 +1,400 @@
+"""The run directory of a federation: what is written survives a kill at any moment, and `fltrust audit` shows it."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small_task
+from test_round import small_run
+
+pytest.importorskip("flwr")
+pytest.importorskip("safetensors")
+
+from flwr.app import Error, Message
+from safetensors.numpy import load_file, save_file
+from test_flower_strategy import (
+    MODEL,
+    Client,
+    FakeGrid,
+    arrays_of,
+    as_record,
+    honest,
+    records,
+    reply_with,
+    round_of,
+    same,
+    step,
+    strategy_of,
+)
+
+from fltrust.cli.audit import show
+from fltrust.errors import InputError
+from fltrust.flower.audit import read_model
+from fltrust.rules import FedAvg, Krum, Rule
+from fltrust.simulation import simulate
+from fltrust.store import RunDirectory
+
+ROUNDS = 6
+
+
+def carry_on(path: Path, client: Client = honest, *, rounds: int = ROUNDS, rule: Rule | None = None, **options: object) -> None:
+    chance = np.random.default_rng()  # another order of arrival each time
+
+    def looks(node: int, t: int) -> int:
+        return int(chance.integers(0, 4))
+
+    strategy_of(rule, directory=path, fraction_train=0.7, **options).start(
+        FakeGrid(client, looks=looks), as_record(), num_rounds=rounds, timeout=30, evaluate_fn=lambda t, arrays: {"test_error": 1 / (t + 1)}
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("unbroken")
+    carry_on(path)
+    return path
+
+
+def equal(one: Path, other: Path) -> bool:
+    """The same rounds, the same nodes, the same verdicts and the same model, bit for bit (but not the same seconds)."""
+
+    def without_time(path: Path) -> list[dict]:
+        return [{name: value for name, value in record.items() if name != "seconds"} for record in records(path)]
+
+    return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes() and without_time(one) == without_time(
+        other
+    )
+
+
+def test_what_is_written(unbroken: Path) -> None:
+    declared = json.loads((unbroken / "experiment.json").read_text())
+    assert declared["kind"] == "federation"
+    assert declared["experiment"]["rule"] == {"name": "fltrust"}
+    assert declared["experiment"]["arrays"] == {"weight": ["float32", [3, 4]], "bias": ["float32", [3]]}
+    assert set(declared["versions"]) == {"fltrust", "flwr", "torch", "numpy", "python"}
+    written = records(unbroken)
+    assert [record["round"] for record in written] == list(range(1, ROUNDS + 1))
+    assert [record["test_error"] for record in written] == [1 / (t + 1) for t in range(1, ROUNDS + 1)]
+    for record in written:
+        assert len(record["clients"]) == 4
+        for column in ("weight", "trust", "cosine", "norm", "verdict", "reason", "detail"):
+            assert len(record[column]) == 4
+    t, arrays = read_model(unbroken / "model.safetensors")
+    assert t == ROUNDS
+    assert {name: array.shape for name, array in arrays.items()} == {name: array.shape for name, array in MODEL.items()}
+    assert not list(unbroken.glob("*.part"))
+
+
+def test_interrupted_after_any_round_it_ends_with_the_same_bits(tmp_path: Path, unbroken: Path) -> None:
+    for stop in range(ROUNDS):
+        path = tmp_path / str(stop)
+        if stop:
+            carry_on(path, rounds=stop)
+            assert [record["round"] for record in records(path)] == list(range(1, stop + 1))
+        carry_on(path)
+        assert equal(path, unbroken)
+
+
+def test_a_finished_run_returns_its_model_and_asks_nobody(tmp_path: Path) -> None:
+    carry_on(tmp_path, rounds=2)
+    grid = FakeGrid(honest)
+    other = {name: array + 1 for name, array in MODEL.items()}  # the initial arrays of a run that goes on do not matter
+    strategy = strategy_of(directory=tmp_path, fraction_train=0.7)
+    result = strategy.start(grid, as_record(other), num_rounds=2)
+    assert not grid.sent
+    assert same(
+        {name: array.numpy() for name, array in result.arrays.items()}, {n: load_file(tmp_path / "model.safetensors")[n] for n in MODEL}
+    )
+    assert result.evaluate_metrics_serverapp[2]["test_error"] == 1 / 3
+
+
+@pytest.mark.parametrize("tail", [b'{"round": 4, "clie', b'{"round": 4}\n', b'{"round": 4}\n{"rou', b"\x00\x00"])
+def test_what_lies_beyond_the_model_is_redone(tmp_path: Path, unbroken: Path, tail: bytes) -> None:
+    carry_on(tmp_path / "run", rounds=3)
+    with (tmp_path / "run" / "records.jsonl").open("ab") as file:
+        file.write(tail)
+    (tmp_path / "run" / "model.safetensors.part").write_bytes(b"half a model")
+    carry_on(tmp_path / "run")
+    assert equal(tmp_path / "run", unbroken)
+
+
+def slow(node: int, message: Message) -> Message:
+    time.sleep(0.002)
+    return honest(node, message)
+
+
+def in_another_process(path: Path, ready: Connection) -> None:
+    strategy_of().start(FakeGrid(honest), as_record(), num_rounds=1)  # compiled code is loaded before the clock starts
+    ready.send("ready")
+    carry_on(path, slow, rounds=40)
+
+
+def started(path: Path) -> BaseProcess:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["fltrust.flower.strategy", "fltrust.fast.cpu", "fltrust.simulation", "hypothesis", "pytest"])
+    here, there = processes.Pipe(duplex=False)
+    process = processes.Process(target=in_another_process, args=(path, there))
+    process.start()
+    assert here.recv() == "ready"
+    return process
+
+
+def test_kill_minus_nine_at_ten_random_moments(tmp_path: Path) -> None:
+    timed = started(tmp_path / "timed")
+    began = time.monotonic()
+    timed.join()
+    whole = time.monotonic() - began
+    assert timed.exitcode == 0
+    rng = np.random.default_rng(0)
+    reached = [0]
+    for _ in range(10):
+        process = started(tmp_path / "run")
+        time.sleep(whole * rng.uniform(0, 0.15))
+        process.kill()  # SIGKILL
+        process.join()
+        model = tmp_path / "run" / "model.safetensors"
+        reached.append(read_model(model)[0] if model.exists() else 0)
+    assert reached == sorted(reached)
+    assert 0 < reached[-1] < 40  # killed in the middle, not before or after the work
+    last = started(tmp_path / "run")
+    last.join()
+    assert last.exitcode == 0
+    assert [record["round"] for record in records(tmp_path / "run")] == list(range(1, 41))
+    assert equal(tmp_path / "run", tmp_path / "timed")
+
+
+def test_killed_before_anything_was_written(tmp_path: Path, unbroken: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / "experiment.json.part").write_bytes(b'{"key"')
+    carry_on(tmp_path)
+    assert equal(tmp_path, unbroken)
+
+
+def test_the_initial_model_is_kept_too(tmp_path: Path, unbroken: Path) -> None:
+    """A run killed in its first round goes on from the same initial model, whatever the next start brings."""
+    carry_on(tmp_path, rounds=0)
+    assert read_model(tmp_path / "model.safetensors")[0] == 0
+    strategy = strategy_of(directory=tmp_path, fraction_train=0.7)
+    strategy.start(FakeGrid(honest), as_record({name: array + 1 for name, array in MODEL.items()}), num_rounds=ROUNDS)
+    assert (tmp_path / "model.safetensors").read_bytes() == (unbroken / "model.safetensors").read_bytes()
+
+
+# ---------------------------------------------------------------- what is not ours is refused
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"rule": FedAvg()}, {"global_lr": 0.5}, {"most_value": 10.0}, {"buffers": ["bias"]}])
+def test_another_federation_is_refused(tmp_path: Path, options: dict) -> None:
+    carry_on(tmp_path, rounds=1)
+    before = (tmp_path / "records.jsonl").read_bytes()
+    with pytest.raises(InputError, match="holds another federation"):
+        carry_on(tmp_path, **options)
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InputError, match="not empty"):
+        carry_on(tmp_path)
+
+
+def test_two_servers_cannot_write_one_directory(tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> Message:
+        with pytest.raises(InputError, match="in use"):
+            carry_on(tmp_path)
+        return honest(node, message)
+
+    carry_on(tmp_path, clients, rounds=1)
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "no round", "other model", "later round"])
+def test_a_damaged_model_is_named(tmp_path: Path, damage: str) -> None:
+    carry_on(tmp_path, rounds=2)
+    model = tmp_path / "model.safetensors"
+    if damage == "cut":
+        model.write_bytes(model.read_bytes()[:-5])
+    elif damage == "text":
+        model.write_text("hello")
+    elif damage == "no round":
+        save_file(MODEL, model)
+    elif damage == "other model":
+        save_file({**MODEL, "bias": np.zeros(4, np.float32)}, model, {"round": "2"})
+    else:
+        save_file(MODEL, model, {"round": "5"})
+    with pytest.raises(InputError, match=r"model\.safetensors"):
+        carry_on(tmp_path)
+
+
+def test_flipped_bytes_in_a_model_never_give_a_traceback(tmp_path: Path) -> None:
+    carry_on(tmp_path, rounds=1)
+    model = tmp_path / "model.safetensors"
+    whole, rng, refused = model.read_bytes(), np.random.default_rng(0), 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
+        model.write_bytes(damaged)
+        try:
+            carry_on(tmp_path, rounds=1)
+        except InputError:
+            refused += 1
+    assert 50 < refused < 150  # a flipped bit in a number is a number
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_a_full_disk_leaves_what_was_written_readable(tmp_path: Path, unbroken: Path) -> None:
+    carry_on(tmp_path, rounds=2)
+    (tmp_path / "model.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        carry_on(tmp_path, rounds=3)
+    (tmp_path / "model.safetensors.part").unlink()
+    carry_on(tmp_path)
+    assert equal(tmp_path, unbroken)
+
+
+# ---------------------------------------------------------------- `fltrust audit`
+
+
+def mixed(node: int, message: Message) -> object:
+    """Node 1 is honest until round 3, node 2 sends NaN, node 3 crashes now and then, node 4 is off in round 2."""
+    t, before = round_of(message), arrays_of(message)
+    after = step(node, t, before)
+    if node == 1 and t > 3:
+        after = {name: 2 * before[name] - after[name] for name in after}
+    if node == 2:
+        after["bias"][0] = np.nan
+    if node == 3 and t % 2:
+        return Message(Error(2, "RuntimeError: \x1b[31mgone\x07"), reply_to=message)
+    if node == 4 and t == 2:
+        return Message(Error(5, "offline"), reply_to=message)
+    return reply_with(message, after)
+
+
+def audited(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    show(path)
+    said = capsys.readouterr().out
+    assert said.isascii()
+    assert all(line.isprintable() for line in said.splitlines())
+    return {line.split()[0]: line.split() for line in said.splitlines() if line.split()}
+
+
+def test_the_audit_names_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strategy_of(directory=tmp_path, min_train_nodes=6).start(FakeGrid(mixed), as_record(), num_rounds=6)
+    shown = audited(tmp_path, capsys)
+    assert shown["fltrust:"][1:5] == ["6", "rounds,", "6", "nodes"]
+    assert shown["1"][1:4] == ["6", "3", "3"]  # asked, used, zero trust
+    assert shown["1"][-6:] == ["lost:", "last", "used", "in", "round", "3"]
+    assert shown["2"][1:3] == ["6", "6"]
+    assert shown["2"][-2:] == ["not-finite", "6"]
+    assert shown["3"][1:4] == ["6", "3", "3"]  # asked, used, rejected
+    assert shown["3"][-2:] == ["error", "3"]
+    assert shown["4"][1:4] == ["6", "5", "1"]
+    assert shown["5"][1:3] == shown["6"][1:3] == ["6", "6"]
+    assert float(shown["5"][3]) > 0.9
+    assert list(shown).index("1") < list(shown).index("2") < list(shown).index("5")
+
+
+def test_late_replies_and_kept_rounds_are_in_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    carry_on(tmp_path, rule=Krum(tolerate=4), rounds=2)
+    file = tmp_path / "records.jsonl"
+    first, second = records(tmp_path)
+    asked = first["clients"][0]
+    first["verdict"][0], first["reason"][0] = "missing", "silent"
+    second["late"], second["extra"] = [[asked, 1]], [[77, "stranger"], [asked, "duplicate"]]
+    file.write_text(json.dumps(first) + "\n" + json.dumps(second) + "\n")
+    show(tmp_path)
+    said = capsys.readouterr().out
+    header = next(line for line in said.splitlines() if "asked" in line)
+    row = next(line for line in said.splitlines() if line.split()[:1] == [str(asked)])
+    assert row[header.index("late") + 3] == "1"
+    assert "2 rounds kept the model, the rule could not work" in said
+    assert "node 77, 1 times: a reply from a node that was not asked" in said
+
+
+def test_a_simulation_can_be_audited_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, task = small_run(rounds=4, malicious=2), small_task(malicious=2)
+    with RunDirectory(tmp_path, run, task) as directory:
+        for record in simulate(run, task):
+            directory.save(record)
+    shown = audited(tmp_path, capsys)
+    assert [shown[str(client)][1] for client in range(6)] == ["malicious"] * 2 + ["honest"] * 4
+    assert shown["2"][2] == str(sum(2 in record["clients"] for record in records(tmp_path)))
+
+
+def _line(change: Callable[[dict], None]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        first, *rest = records(path)
+        change(first)
+        (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (first, *rest)))
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no records": lambda path: (path / "records.jsonl").unlink(),
+    "no experiment": lambda path: (path / "experiment.json").unlink(),
+    "empty": lambda path: (path / "records.jsonl").write_bytes(b""),
+    "garbage": lambda path: (path / "records.jsonl").write_bytes(b"\x1b[2J\xff\xfe\n"),
+    "a list": lambda path: (path / "records.jsonl").write_text("[1, 2]\n"),
+    "nested": lambda path: (path / "records.jsonl").write_text("[" * 200_000 + "\n"),
+    "nested experiment": lambda path: (path / "experiment.json").write_text('{"experiment":' + "[" * 200_000),
+    "experiment is text": lambda path: (path / "experiment.json").write_text('{"experiment": "\x1b[31m"}'),
+    "short column": _line(lambda record: record.update(verdict=["used"])),
+    "no column": _line(lambda record: record.update(trust=7)),
+    "clients": _line(lambda record: record.update(clients="abcd")),
+    "a client": _line(lambda record: record["clients"].__setitem__(0, "\x1b[31mnode")),
+    "a list of clients": _line(lambda record: record["clients"].__setitem__(0, [1])),
+    "verdict": _line(lambda record: record["verdict"].__setitem__(0, "\x1b[31mtrusted")),
+    "verdict of a list": _line(lambda record: record["verdict"].__setitem__(0, ["used"])),
+    "late": _line(lambda record: record.update(late=[[1, 2, 3]])),
+    "late text": _line(lambda record: record.update(late="\x1b")),
+    "extra": _line(lambda record: record.update(extra=[[{}, []]])),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_directory_gives_one_plain_line(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    carry_on(tmp_path, rounds=2)
+    DAMAGES[damage](tmp_path)
+    capsys.readouterr()
+    with pytest.raises(InputError) as problem:
+        show(tmp_path)
+    assert str(problem.value).isprintable()
+    assert str(tmp_path) in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["reason"].__setitem__(0, "\x1b]0;owned\x07"),
+        lambda record: record.update(kept="\x1b[2J[bold red]x[/]"),
+        lambda record: record.update(extra=[["\x1b[2J", "\x9b31m"]]),
+        lambda record: record.update(trust=[float("nan"), 10**400, True, "x"]),
+        lambda record: record.update(test_error="\x1b", weight=[None] * 4),
+    ],
+)
+def test_what_strangers_wrote_is_never_printed_raw(
+    tmp_path: Path, change: Callable[[dict], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    carry_on(tmp_path, rounds=2)
+    first, *rest = records(tmp_path)
+    first["verdict"][0] = "rejected"
+    change(first)
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in (first, *rest)))
+    declared = json.loads((tmp_path / "experiment.json").read_text())
+    declared["experiment"]["rule"]["name"] = "\x1b[31m\u202efltrust"
+    (tmp_path / "experiment.json").write_text(json.dumps(declared))
+    capsys.readouterr()
+    audited(tmp_path, capsys)
+
+
+def test_reading_an_audit_needs_no_flower() -> None:
+    code = "import sys; sys.modules['flwr'] = sys.modules['safetensors'] = None; import fltrust.cli.audit, fltrust.flower"
+    subprocess.run([sys.executable, "-c", code], check=True)

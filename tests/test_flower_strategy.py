@@ -1,0 +1,898 @@
+"""The Flower strategy with a grid that lives in this process: what clients do is decided here, message by message."""
+
+import os
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+
+import itertools
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore.task_identity import TaskIdentity
+
+from fltrust.accumulate import TrustAccumulator
+from fltrust.errors import InputError
+from fltrust.flower import RobustStrategy, mailbox, root_of
+from fltrust.flower import strategy as strategy_module
+from fltrust.flower.order import ExactTrust, sort_rows
+from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Rule, TrimmedMean
+
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # what Flower sets in the process of a ServerApp
+
+Client = Callable[[int, Message], object]  # what a node answers: a reply, several, an exception that fetching it raises, None for nothing
+
+MODEL = {"weight": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "bias": np.zeros(3, np.float32)}
+GOAL = {"weight": np.full((3, 4), 0.5, np.float32), "bias": np.ones(3, np.float32)}
+RULE_LIST: dict[str, Rule] = {
+    name: kind(**{"krum": {"tolerate": 1}, "trim-mean": {"trim": 1}}.get(name, {})) for name, kind in RULES.items()
+}
+
+
+class FakeGrid(Grid):
+    """A grid whose nodes answer when they are looked at for the `looks(node, t)` times and once more."""
+
+    def __init__(self, client: Client, nodes: Iterable[int] = range(1, 7), looks: Callable[[int, int], int] = lambda node, t: 0) -> None:
+        self.client, self.nodes, self.looks = client, list(nodes), looks
+        self.sent: dict[str, Message] = {}
+        self.looked: dict[str, int] = {}
+        self.delivered: set[str] = set()
+        self.ids = itertools.count()
+
+    def set_run(self, run: object) -> None: ...
+
+    @property
+    def run(self) -> object:
+        return None
+
+    def create_message(self, *arguments: object, **named: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{next(self.ids)}"
+            self.sent[message.metadata.message_id] = message
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies: list[Message] = []
+        for message_id in message_ids:
+            message = self.sent[message_id]
+            self.looked[message_id] = self.looked.get(message_id, 0) + 1
+            if self.looked[message_id] <= self.looks(message.metadata.dst_node_id, round_of(message)):
+                continue
+            if message_id in self.delivered:  # as a SuperLink does, which forgets what it has handed over
+                replies.append(Message(Error(3, "gone"), reply_to=message))
+                continue
+            answer = self.client(message.metadata.dst_node_id, message)
+            if answer is not None:
+                self.delivered.add(message_id)
+            if isinstance(answer, Exception):
+                raise answer
+            replies += answer if isinstance(answer, list) else [answer] if answer is not None else []
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(list(messages)))
+
+
+def round_of(message: Message) -> int:
+    return int(message.content["config"]["server-round"])
+
+
+def arrays_of(message: Message) -> dict[str, np.ndarray]:
+    return {name: array.numpy() for name, array in message.content["arrays"].items()}
+
+
+def reply_with(message: Message, arrays: dict[str, np.ndarray], examples: float = 10) -> Message:
+    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+    return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": examples})}), reply_to=message)
+
+
+def step(node: int, t: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A deterministic client: a quarter of the way to the goal, and noise of its own."""
+    noise = np.random.default_rng((node, t))
+    return {
+        name: (array + 0.25 * (GOAL.get(name, array) - array) + 0.02 * noise.standard_normal(array.shape)).astype(array.dtype)
+        for name, array in arrays.items()
+    }
+
+
+def honest(node: int, message: Message) -> Message:
+    return reply_with(message, step(node, round_of(message), arrays_of(message)))
+
+
+def root(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    after = step(0, 0, arrays)
+    return {name: after[name] - arrays[name] for name in arrays}
+
+
+def as_record(arrays: dict[str, np.ndarray] = MODEL) -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def strategy_of(rule: Rule | None = None, **options: object) -> RobustStrategy:
+    rule = rule or FLTrust()
+    return RobustStrategy(rule, **{"poll": 1e-4, "root": root if rule.needs_root else None, **options})
+
+
+def run(
+    client: Client = honest, rule: Rule | None = None, *, rounds: int = 4, timeout: float = 30, start: object = None, **options: object
+):
+    """The final arrays and the grid."""
+    grid_options = {name: options.pop(name) for name in ("nodes", "looks") if name in options}
+    grid = FakeGrid(client, **grid_options)
+    evaluate_fn = options.pop("evaluate_fn", None)
+    result = strategy_of(rule, **options).start(
+        grid, as_record() if start is None else as_record(start), num_rounds=rounds, timeout=timeout, evaluate_fn=evaluate_fn
+    )
+    return {name: array.numpy() for name, array in result.arrays.items()}, grid
+
+
+def records(path: Path) -> list[dict]:
+    return [json.loads(line, parse_constant=pytest.fail) for line in (path / "records.jsonl").read_text().splitlines()]
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def distance(arrays: dict[str, np.ndarray]) -> float:
+    return float(sum(np.square(arrays[name] - GOAL[name]).sum() for name in GOAL))
+
+
+# ---------------------------------------------------------------- the rules
+
+
+@pytest.mark.parametrize("name", RULE_LIST)
+def test_every_rule_learns_and_is_the_rule(name: str, tmp_path: Path) -> None:
+    rule = RULE_LIST[name]
+    arrays, _ = run(rule=rule, rounds=1, global_lr=0.5, directory=tmp_path)
+
+    def flat(some: dict[str, np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([some["weight"].ravel(), some["bias"]]))
+
+    updates = torch.stack([flat(step(node, 1, MODEL)) - flat(MODEL) for node in range(1, 7)])
+    expected, weight = rule(updates, flat(root(MODEL)) if rule.needs_root else None)
+    torch.testing.assert_close(flat(arrays), flat(MODEL) + 0.5 * expected, rtol=1e-5, atol=1e-6)
+    (record,) = records(tmp_path)
+    assert record["clients"] == [1, 2, 3, 4, 5, 6]
+    assert record["malicious"] is None
+    assert record["kept"] is None
+    if weight is None:
+        assert record["weight"] is None
+    else:
+        assert record["weight"] == pytest.approx(weight.tolist(), rel=1e-4, abs=1e-6)
+    assert distance(run(rule=rule, rounds=8)[0]) < distance(MODEL) / 20
+
+
+@pytest.mark.parametrize("name", RULE_LIST)
+def test_neither_the_order_of_arrival_nor_the_names_of_nodes_change_a_bit(name: str) -> None:
+    """In float64, where a sum in another order shows; in float32 it mostly rounds to the same."""
+
+    def order(seed: int) -> Callable[[int, int], int]:
+        return lambda node, t: int(np.random.default_rng((seed, node, t)).integers(0, 12))
+
+    def renamed(node: int, message: Message) -> Message:
+        return reply_with(message, step(1013 - node, round_of(message), arrays_of(message)))  # node 1012 does what node 1 did
+
+    rule, start = RULE_LIST[name], {key: array.astype(np.float64) for key, array in MODEL.items()}
+    expected = run(rule=rule, start=start, nodes=range(1, 13))[0]
+    for seed in range(4):
+        assert same(run(rule=rule, start=start, nodes=range(1, 13), looks=order(seed))[0], expected)
+    assert same(run(renamed, rule, start=start, nodes=range(1001, 1013), looks=order(9))[0], expected)
+
+
+def test_an_exact_sum_has_no_order_where_a_plain_one_has() -> None:
+    chance = torch.Generator().manual_seed(0)
+    updates = torch.randn(200, 500, generator=chance, dtype=torch.float64) * torch.logspace(-3, 3, 200, dtype=torch.float64)[:, None]
+    root_update = updates.div(updates.norm(dim=1, keepdim=True)).sum(0)
+
+    def total(accumulator: TrustAccumulator, order: Iterable[int]) -> torch.Tensor:
+        for i in order:
+            accumulator.add(updates[i])
+        return accumulator.result().update
+
+    def exact() -> ExactTrust:
+        return ExactTrust(root_update, 200)
+
+    forward = total(exact(), range(200))
+    assert torch.equal(forward, total(exact(), reversed(range(200))))
+    assert not torch.equal(total(TrustAccumulator(root_update), range(200)), total(TrustAccumulator(root_update), reversed(range(200))))
+    expected = FLTrust()(updates, root_update).update
+    assert (forward - expected).abs().max() < 1e-12 * root_update.norm()
+    halves = exact(), exact()
+    halves[0].add_many(updates[100:])
+    halves[1].add_many(updates[:100])
+    halves[0].merge(halves[1])
+    assert torch.equal(halves[0].result().update, forward)
+
+
+def test_rows_are_sorted_by_content_and_nothing_is_lost() -> None:
+    updates = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+    before, shuffled = updates.clone(), updates[torch.randperm(50, generator=torch.Generator().manual_seed(1))]
+    was = sort_rows(updates)
+    assert sorted(was) == list(range(50))
+    assert torch.equal(before[was], updates)
+    sort_rows(shuffled)
+    assert torch.equal(shuffled, updates)
+
+
+class Clock:
+    """Time that passes only where the server sleeps, so that no test depends on how busy the machine is."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(mailbox, "time", clock)
+    monkeypatch.setattr(strategy_module, "time", clock)
+    return clock
+
+
+# ---------------------------------------------------------------- bad replies
+
+
+def _with(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Client:
+    return lambda node, message: reply_with(message, change(step(node, round_of(message), arrays_of(message))))
+
+
+def _content(change: Callable[[RecordDict], RecordDict]) -> Client:
+    return lambda node, message: Message(change(honest(node, message).content), reply_to=message)
+
+
+def _filled(value: float) -> Client:
+    return _with(lambda arrays: {**arrays, "bias": np.array([0, value, 0], np.float32)})
+
+
+def _raw(**fields: object) -> Client:
+    def client(node: int, message: Message) -> Message:
+        reply = honest(node, message)
+        array = reply.content["arrays"]["bias"]
+        for name, value in fields.items():
+            setattr(array, name, value(getattr(array, name)) if callable(value) else value)
+        return reply
+
+    return client
+
+
+def _other_group(node: int, message: Message) -> Message:
+    reply = honest(node, message)
+    reply.metadata.group_id = str(round_of(message) - 1)
+    return reply
+
+
+BAD: dict[str, tuple[str, Client]] = {
+    "raises": ("error", lambda node, message: Message(Error(2, "Traceback ...\nValueError: no \x1b[31mdata"), reply_to=message)),
+    "not decoded": ("unreadable", lambda node, message: KeyError("\x1b[2J")),
+    "no arrays": ("content", _content(lambda content: RecordDict({"metrics": content["metrics"]}))),
+    "empty": ("content", _content(lambda content: RecordDict())),
+    "config instead": ("content", _content(lambda content: RecordDict({"arrays": ConfigRecord({"weight": b"1234"})}))),
+    "two records": ("content", _content(lambda content: RecordDict({**content, "more": content["arrays"]}))),
+    "no array in it": ("names", _content(lambda content: RecordDict({"arrays": ArrayRecord()}))),
+    "hundred times": ("too-large", _with(lambda arrays: {**arrays, "weight": np.zeros((3, 400_000), np.float32)})),
+    "large metrics": ("too-large", _content(lambda content: RecordDict({**content, "m": MetricRecord({"x": [1.0] * 200_000})}))),
+    "large config": ("too-large", _content(lambda content: RecordDict({**content, "c": ConfigRecord({"x": b"0" * 2_000_000})}))),
+    "missing": ("names", _with(lambda arrays: {"weight": arrays["weight"]})),
+    "extra": ("names", _with(lambda arrays: {**arrays, "\x1b]0;owned\x07\u202e": arrays["bias"]})),
+    "dtype": ("dtype", _with(lambda arrays: {**arrays, "bias": arrays["bias"].astype(np.float64)})),
+    "integers": ("dtype", _with(lambda arrays: {**arrays, "bias": arrays["bias"].astype(np.int32)})),
+    "shape": ("shape", _with(lambda arrays: {**arrays, "weight": arrays["weight"].T.copy()})),
+    "flat": ("shape", _with(lambda arrays: {**arrays, "weight": arrays["weight"].ravel()})),
+    "many dimensions": ("shape", _raw(shape=(1,) * 5000 + (3,))),
+    "false dtype": ("encoding", _with(lambda arrays: arrays)),
+    "other stype": ("encoding", _raw(stype="pickle")),
+    "cut": ("encoding", _raw(data=lambda data: data[:-1])),
+    "longer": ("encoding", _raw(data=lambda data: data + b"\0" * 4)),
+    "garbage": ("encoding", _raw(data=b"\x80\x04\x95garbage")),
+    "nothing": ("encoding", _raw(data=b"")),
+    "nan": ("not-finite", _filled(np.nan)),
+    "infinity": ("not-finite", _filled(np.inf)),
+    "minus infinity": ("not-finite", _filled(-np.inf)),
+    "huge": ("value", _filled(1e38)),
+    "minus huge": ("value", _filled(-1e38)),
+    "nothing learnt": ("zero-update", lambda node, message: reply_with(message, arrays_of(message))),
+    "negative examples": ("examples", lambda node, message: reply_with(message, MODEL, -1)),
+    "no number": ("examples", lambda node, message: reply_with(message, MODEL, float("nan"))),
+    "list of examples": ("examples", _content(lambda c: RecordDict({**c, "metrics": MetricRecord({"num-examples": [1, 2]})}))),
+    "says another round": ("other-round", _content(lambda c: RecordDict({**c, "config": ConfigRecord({"server-round": 7})}))),
+    "says it in metrics": ("other-round", _content(lambda c: RecordDict({**c, "more": MetricRecord({"server-round": 0.5})}))),
+    "another round's group": ("other-round", _other_group),
+}
+
+
+def _false_dtype(node: int, message: Message) -> Message:
+    """Says float32, holds an object array: pickled numpy, which must not be loaded."""
+    reply = honest(node, message)
+    reply.content["arrays"]["bias"].data = Array(np.zeros(3, "V4")).data
+    return reply
+
+
+BAD["false dtype"] = ("encoding", _false_dtype)
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), FedAvg(), Krum(tolerate=1)], ids=str)
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(what: str, rule: Rule, tmp_path: Path) -> None:
+    reason, bad = BAD[what]
+
+    def clients(node: int, message: Message) -> object:
+        return bad(node, message) if node in (2, 5) and round_of(message) == 2 else honest(node, message)
+
+    def without(node: int, message: Message) -> object:
+        gone = Message(Error(5, "offline"), reply_to=message)
+        return gone if node in (2, 5) and round_of(message) == 2 else honest(node, message)
+
+    arrays, _ = run(clients, rule, directory=tmp_path / "bad", rounds=3)
+    assert same(arrays, run(without, rule, directory=tmp_path / "gone", rounds=3)[0])
+    first, second, third = records(tmp_path / "bad")
+    assert second["verdict"] == ["used", "rejected", "used", "used", "rejected", "used"]
+    assert second["reason"] == [None, reason, None, None, reason, None]
+    assert all(detail is None or (detail.isascii() and detail.isprintable() and len(detail) <= 200) for detail in second["detail"])
+    assert {*first["reason"], *third["reason"]} == {None}
+    gone = records(tmp_path / "gone")[1]
+    assert (gone["verdict"][1], gone["reason"][1]) == ("missing", "unavailable")
+
+
+def test_a_second_reply_is_not_used_and_nobody_replies_in_anothers_name(tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> object:
+        reply = honest(node, message)
+        if node == 1:
+            return [reply, reply_with(message, GOAL)]
+        if node == 2:
+            reply.metadata.__dict__.update(_src_node_id=5, _reply_to_message_id="m4")
+        if node == 3:
+            return [Message(reply.content, 1, "query"), reply]  # something for the SuperLink, which comes with whatever is fetched next
+        return reply
+
+    arrays, _ = run(clients, directory=tmp_path)
+    assert same(arrays, run()[0])
+    for record in records(tmp_path):
+        assert record["extra"] == [[1, "duplicate"]]
+        assert record["verdict"] == ["used"] * 6
+
+
+def test_under_flowers_own_loop_strangers_and_second_replies_are_not_used() -> None:
+    strategy, grid = strategy_of(), FakeGrid(honest)
+    messages = list(strategy.configure_train(1, as_record(), ConfigRecord(), grid))
+    replies = list(grid.pull_messages(grid.push_messages(messages)))
+    stranger = reply_with(messages[0], GOAL)
+    stranger.metadata.__dict__["_src_node_id"] = 77
+    arrays, _ = strategy.aggregate_train(1, [*replies, reply_with(messages[1], GOAL), stranger])
+    assert arrays is not None
+    assert same({name: array.numpy() for name, array in arrays.items()}, run(rounds=1)[0])
+    assert strategy._round is not None
+    assert strategy._round.extra == [(2, "duplicate"), (77, "stranger")]
+
+
+def test_replies_that_are_there_when_a_slow_root_is_ready_count(tmp_path: Path, clock: "Clock") -> None:
+    def slow_root(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        clock.now += 100
+        return root(arrays)
+
+    arrays, _ = run(root=slow_root, timeout=20, directory=tmp_path)
+    assert same(arrays, run()[0])
+
+
+def test_a_node_that_turns_against_the_others_is_not_trusted(tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> Message:
+        before, after = arrays_of(message), step(node, round_of(message), arrays_of(message))
+        if node == 3:
+            after = {name: before[name] - 100 * (after[name] - before[name]) for name in after}
+        return reply_with(message, after)
+
+    arrays, _ = run(clients, directory=tmp_path, rounds=6)
+    assert distance(arrays) < distance(MODEL) / 10
+    for record in records(tmp_path):
+        assert record["verdict"] == ["used", "used", "zero-trust", "used", "used", "used"]
+        assert record["trust"][2] == 0
+        assert record["cosine"][2] < -0.5
+        assert record["weight"][2] == 0
+        assert sum(record["weight"]) == pytest.approx(1, abs=1e-5)
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_late_replies_are_dropped_and_named(tmp_path: Path, clock: Clock) -> None:
+    slow = threading.Event()
+
+    def clients(node: int, message: Message) -> object:
+        if node == 4 and round_of(message) == 1 and not slow.is_set():
+            return None
+        if node == 6:
+            return None  # never answers
+        if round_of(message) == 2:
+            slow.set()
+        return honest(node, message)
+
+    arrays, _ = run(clients, directory=tmp_path, rounds=3, timeout=10, poll=0.5)
+    first, second, third = records(tmp_path)
+    assert (first["verdict"][3], first["reason"][3]) == ("missing", "silent")
+    assert [record["verdict"][5] for record in (first, second, third)] == ["missing"] * 3
+    assert second["late"] == [[4, 1]]
+    assert (first["late"], third["late"]) == ([], [])
+    assert [record["seconds"] for record in (first, second, third)] == [10, 10, 10]
+
+    def never(node: int, message: Message) -> object:
+        return None if node == 6 or (node == 4 and round_of(message) == 1) else honest(node, message)
+
+    assert same(arrays, run(never, rounds=3, timeout=10, poll=0.5)[0])
+
+
+def test_a_node_that_is_found_to_be_offline_later_is_not_late(tmp_path: Path, clock: Clock) -> None:
+    def clients(node: int, message: Message) -> object:
+        if node == 6 and round_of(message) == 1:
+            return Message(Error(5, "offline"), reply_to=message) if clock.now >= 1010 else None
+        return honest(node, message)
+
+    run(clients, directory=tmp_path, rounds=2, timeout=10, poll=1.0, looks=lambda node, t: t - 1)
+    assert [record["late"] for record in records(tmp_path)] == [[], []]
+    assert records(tmp_path)[0]["reason"][5] == "silent"
+
+
+def test_what_flower_has_forgotten_is_not_asked_for_any_more(clock: Clock) -> None:
+    _, grid = run(lambda node, message: None if node == 6 else honest(node, message), rounds=5, timeout=10, poll=1.0)
+    looks = [grid.looked[message_id] for message_id, message in grid.sent.items() if message.metadata.dst_node_id == 6]
+    assert looks == [22, 22, 22, 22, 11]  # eleven times in its round and in the next, then its time to live is over
+
+
+def test_a_reply_that_hangs_while_it_is_fetched_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "PATIENCE", 0.05)
+    hang = threading.Event()
+
+    def clients(node: int, message: Message) -> object:
+        if node in (1, 2) and round_of(message) == 1:
+            hang.wait(20)
+        elif round_of(message) == 3:
+            hang.set()
+            time.sleep(0.05)
+        return honest(node, message)
+
+    run(clients, directory=tmp_path, rounds=4, timeout=3.0)
+    first, *later = records(tmp_path)
+    assert first["verdict"] == ["missing", "missing", "used", "used", "used", "used"]
+    assert sorted(late for record in later for late in record["late"]) == [[1, 1], [2, 1]]
+    assert all(record["verdict"] == ["used"] * 6 for record in later)
+
+
+def test_more_hanging_replies_than_can_be_fetched_at_once_end_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "PATIENCE", 0.02)
+    hang = threading.Event()
+
+    def clients(node: int, message: Message) -> object:
+        if node > 2:
+            hang.wait(20)
+        return honest(node, message)
+
+    run(clients, directory=tmp_path, rounds=1, timeout=3.0, nodes=range(1, 2 * mailbox.AT_ONCE))
+    hang.set()
+    (record,) = records(tmp_path)
+    assert record["verdict"][:2] == ["used", "used"]
+    assert set(record["verdict"][2:]) == {"missing"}
+
+
+def test_without_its_superlink_the_run_ends() -> None:
+    class Broken(FakeGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            self.get_node_ids = self.gone  # type: ignore[method-assign]
+            return self.gone()
+
+        def gone(self) -> list:
+            raise ConnectionError("the SuperLink is gone")
+
+    with pytest.raises(ConnectionError, match="gone"):
+        strategy_of().start(Broken(honest), as_record(), timeout=5)
+
+
+def test_a_message_that_could_not_be_sent_is_a_missing_reply(tmp_path: Path) -> None:
+    class Lossy(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            pushed = list(super().push_messages(messages))
+            return [pushed[0], None, *pushed[2:]]
+
+    strategy_of(directory=tmp_path).start(Lossy(honest), as_record(), num_rounds=1)
+    assert records(tmp_path)[0]["verdict"] == ["used", "missing", "used", "used", "used", "used"]
+
+
+def test_replies_are_dropped_one_by_one() -> None:
+    alive: weakref.WeakSet = weakref.WeakSet()
+    most = {"now": 0}
+
+    def clients(node: int, message: Message) -> Message:
+        most["now"] = max(most["now"], len(alive))
+        reply = honest(node, message)
+        alive.add(reply)
+        return reply
+
+    run(clients, nodes=range(1, 61), rounds=2)
+    assert most["now"] <= 3
+
+
+# ---------------------------------------------------------------- who takes part
+
+
+def test_a_sample_of_the_nodes_takes_part_the_same_in_every_run_of_a_seed() -> None:
+    def asked(seed: int) -> list[list[int]]:
+        _, grid = run(nodes=range(1, 41), fraction_train=0.25, seed=seed, rounds=5)
+        by_round: dict[int, list[int]] = {}
+        for message in grid.sent.values():
+            by_round.setdefault(round_of(message), []).append(message.metadata.dst_node_id)
+        return list(by_round.values())
+
+    first = asked(0)
+    assert [len(nodes) for nodes in first] == [10] * 5
+    assert len({tuple(nodes) for nodes in first}) == 5
+    assert first == asked(0) != asked(1)
+
+
+def test_it_waits_until_enough_nodes_are_there(tmp_path: Path, clock: Clock) -> None:
+    class Growing(FakeGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            self.nodes.append(len(self.nodes) + 1)
+            return list(self.nodes)
+
+    grid = Growing(honest, nodes=[])
+    strategy_of(min_available_nodes=5, min_train_nodes=3, fraction_train=0.1, directory=tmp_path, poll=60.0).start(
+        grid, as_record(), num_rounds=1, timeout=100
+    )
+    assert len(grid.sent) == 3
+    assert len(grid.nodes) == 5
+    assert clock.now == 1240
+    assert records(tmp_path)[0]["seconds"] == 0  # what nodes have begins when they are asked
+
+
+def test_what_nodes_receive() -> None:
+    _, grid = run(rounds=2)
+    for message in grid.sent.values():
+        t = round_of(message)
+        assert message.metadata.message_type == "train"
+        assert message.metadata.group_id == str(t)
+        assert message.metadata.ttl == 60
+        assert set(message.content) == {"arrays", "config"}
+        if t == 1:
+            assert same(arrays_of(message), MODEL)
+
+
+# ---------------------------------------------------------------- rounds that keep the model
+
+
+def against(node: int, message: Message) -> Message:
+    before, after = arrays_of(message), step(node, round_of(message), arrays_of(message))
+    return reply_with(message, {name: 2 * before[name] - after[name] for name in after})
+
+
+@pytest.mark.parametrize(
+    ("client", "rule", "options", "kept"),
+    [
+        (against, FLTrust(), {}, "nobody-trusted"),
+        (
+            lambda node, message: honest(node, message) if node < 3 else None,
+            FLTrust(),
+            {"min_replies": 3, "timeout": 2, "poll": 1.0},
+            "too-few-replies",
+        ),
+        (lambda node, message: None, FedAvg(), {"timeout": 2, "poll": 1.0}, "too-few-replies"),
+        (lambda node, message: KeyError(), FLTrustServer(), {}, "too-few-replies"),
+        (honest, FLTrust(), {"root": lambda arrays: {name: 0 * array for name, array in arrays.items()}}, "root-unusable"),
+        (honest, FLTrustServer(), {"root": lambda arrays: {name: array * np.nan for name, array in arrays.items()}}, "root-unusable"),
+        (honest, Krum(tolerate=4), {}, "rule"),
+        (honest, TrimmedMean(trim=3), {}, "rule"),
+    ],
+    ids=["against", "few", "nobody", "unreadable", "zero root", "nan root", "krum", "trim"],
+)
+def test_a_round_that_cannot_be_used_keeps_the_model_and_says_why(
+    client: Client, rule: Rule, options: dict, kept: str, tmp_path: Path, clock: Clock
+) -> None:
+    arrays, _ = run(client, rule, rounds=2, directory=tmp_path, **options)
+    assert same(arrays, MODEL)
+    assert [(record["kept"], bool(record["why"])) for record in records(tmp_path)] == [(kept, True)] * 2
+
+
+def test_a_model_that_would_overflow_is_kept(tmp_path: Path) -> None:
+    start = {name: np.full_like(array, 3e38) for name, array in MODEL.items()}
+
+    def clients(node: int, message: Message) -> Message:
+        return reply_with(message, {name: array + np.float32(2e37) for name, array in arrays_of(message).items()})
+
+    arrays, _ = run(clients, FedAvg(), start=start, global_lr=10.0, most_value=3.4e38, directory=tmp_path, rounds=1)
+    assert same(arrays, start)
+    assert records(tmp_path)[0]["kept"] == "not-finite"
+
+
+# ---------------------------------------------------------------- buffers, counts, dtypes
+
+
+STATISTICS = {
+    **MODEL,
+    "norm.running_mean": np.zeros(4, np.float32),
+    "norm.running_var": np.ones(4, np.float32),
+    "norm.num_batches_tracked": np.array(3, np.int64),
+}
+
+
+def with_statistics(node: int, message: Message) -> Message:
+    arrays = step(node, round_of(message), {name: array for name, array in arrays_of(message).items() if name in MODEL})
+    mean = np.full(4, 1e30 if node == 6 else node, np.float32)
+    return reply_with(message, {**arrays, "norm.running_mean": mean, "norm.running_var": mean, "norm.num_batches_tracked": np.array(7)})
+
+
+def parameters_only(change: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: part for name, part in change.items() if name in MODEL}
+
+
+def test_buffers_are_not_in_the_cosine_and_not_taken_from_clients(tmp_path: Path) -> None:
+    plain, _ = run(rounds=2, directory=tmp_path / "plain")
+    arrays, _ = run(with_statistics, rounds=2, start=STATISTICS, root=lambda a: root(parameters_only(a)), directory=tmp_path / "buffers")
+    assert same({name: arrays[name] for name in MODEL}, plain)
+    assert same({name: arrays[name] for name in STATISTICS if name not in MODEL}, {n: a for n, a in STATISTICS.items() if n not in MODEL})
+    ours, theirs = (records(tmp_path / name)[0]["cosine"] for name in ("plain", "buffers"))
+    assert ours == theirs
+
+
+def test_buffers_follow_the_servers_own_training() -> None:
+    def trained(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        change = root(parameters_only(arrays))
+        return {**change, "norm.running_mean": np.full(4, 0.25, np.float32), "norm.num_batches_tracked": np.array(1)}
+
+    arrays, _ = run(with_statistics, rounds=2, start=STATISTICS, root=trained)
+    assert arrays["norm.running_mean"].tolist() == [0.5] * 4
+    assert arrays["norm.running_var"].tolist() == [1] * 4
+    assert arrays["norm.num_batches_tracked"] == 5
+    assert arrays["norm.num_batches_tracked"].dtype == np.int64
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), Median(), FedAvg()], ids=str)
+def test_buffers_of_clients_if_wanted_are_the_median_of_those_with_a_share(rule: Rule) -> None:
+    def clients(node: int, message: Message) -> Message:
+        reply = with_statistics(node, message)
+        if node == 5 and rule == FLTrust():  # sends the opposite: no trust, so no say about the buffers
+            before = arrays_of(message)
+            after = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+            reply = reply_with(message, {**after, **{name: 2 * before[name] - after[name] for name in MODEL}})
+        return reply
+
+    options = {"root": lambda arrays: root(parameters_only(arrays))} if rule.needs_root else {}
+    arrays, _ = run(clients, rule, rounds=1, start=STATISTICS, take_buffers=True, most_value=1e31, **options)
+    assert arrays["norm.running_mean"].tolist() == [3.0 if rule == FLTrust() else 3.5] * 4  # of 1, 2, 3, 4, (5,) 1e30
+    assert arrays["norm.num_batches_tracked"] == 7
+
+
+def test_buffers_by_name() -> None:
+    arrays, _ = run(rounds=2, buffers=["bias"], root=lambda arrays: {"weight": root(arrays)["weight"]})
+    assert same({"bias": arrays["bias"]}, {"bias": MODEL["bias"]})
+    assert not same({"weight": arrays["weight"]}, {"weight": MODEL["weight"]})
+
+
+def test_nobody_owns_the_average_by_the_examples_it_claims(tmp_path: Path) -> None:
+    def greedy(node: int, message: Message) -> Message:
+        return reply_with(message, step(node, round_of(message), arrays_of(message)), 1e9 if node == 1 else 10 * node)
+
+    run(greedy, FedAvg(), directory=tmp_path / "equal", rounds=1)
+    assert records(tmp_path / "equal")[0]["weight"] == pytest.approx([1 / 6] * 6, abs=1e-6)
+    run(greedy, FedAvg(), directory=tmp_path / "counted", rounds=1, most_examples=50)
+    counts = np.array([50, 20, 30, 40, 50, 50])
+    assert records(tmp_path / "counted")[0]["weight"] == pytest.approx(counts / counts.sum(), abs=1e-5)
+
+
+def test_where_counts_are_used_a_reply_without_one_is_not(tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> Message:
+        reply = honest(node, message)
+        return Message(RecordDict({"arrays": reply.content["arrays"]}), reply_to=message) if node == 1 else reply
+
+    run(clients, FedAvg(), directory=tmp_path / "used", rounds=1, most_examples=50)
+    assert records(tmp_path / "used")[0]["reason"][0] == "examples"
+    run(clients, FedAvg(), directory=tmp_path / "ignored", rounds=1)
+    assert records(tmp_path / "ignored")[0]["verdict"] == ["used"] * 6
+
+
+def test_arrays_of_many_kinds() -> None:
+    start = {
+        "half": np.linspace(0, 1, 6, dtype=np.float16).reshape(2, 3),
+        "double": np.linspace(0, 1, 4).reshape(4),
+        "scalar": np.array(0.5, np.float32),
+        "empty": np.zeros((0, 3), np.float32),
+        "columns": np.asfortranarray(np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)),
+        "flags": np.array([True, False]),
+    }
+
+    def clients(node: int, message: Message) -> Message:
+        arrays = {name: a if a.dtype == bool else (a + np.ones((), a.dtype) / 4).astype(a.dtype) for name, a in arrays_of(message).items()}
+        arrays["columns"] = np.asfortranarray(arrays["columns"])
+        return reply_with(message, arrays)
+
+    after, _ = run(clients, FedAvg(), start=start, rounds=2)
+    for name, array in start.items():
+        assert after[name].dtype == array.dtype
+        assert after[name].shape == array.shape
+        expected = array if array.dtype == bool else array.astype(np.float64) + 0.5
+        np.testing.assert_allclose(after[name].astype(np.float64), expected, atol=1e-3)
+
+
+# ---------------------------------------------------------------- with Flower's own loop and hooks
+
+
+def test_under_flowers_own_loop_the_model_is_the_same() -> None:
+    strategy = strategy_of()
+    result = Strategy.start(strategy, FakeGrid(honest), as_record(), num_rounds=4)
+    assert same({name: array.numpy() for name, array in result.arrays.items()}, run()[0])
+    assert dict(result.train_metrics_clientapp[1]) == {"used": 6, "zero-trust": 0, "rejected": 0, "missing": 0}
+
+
+def test_evaluation_on_the_server_is_in_the_audit(tmp_path: Path) -> None:
+    def evaluate(t: int, arrays: ArrayRecord) -> MetricRecord:
+        error = distance({name: array.numpy() for name, array in arrays.items()})
+        return MetricRecord({"test_error": error} if t < 2 else {"accuracy": 0.75, "loss": [1.0, 2.0], "odd": float("nan")})
+
+    run(directory=tmp_path, rounds=2, evaluate_fn=evaluate)
+    first, second = records(tmp_path)
+    assert 0 < first["test_error"] < distance(MODEL)
+    assert second["test_error"] == 0.25
+    assert second["metrics"] == {"accuracy": 0.75, "loss": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"root": None}, "FLTrust needs a root update"),
+        ({"global_lr": 0}, "global_lr"),
+        ({"fraction_train": 2}, "fraction_train"),
+        ({"min_train_nodes": 0}, "min_train_nodes"),
+        ({"min_replies": 0}, "min_replies"),
+        ({"most_examples": 0}, "most_examples"),
+        ({"most_bytes": 0}, "most_bytes"),
+        ({"most_value": 0}, "most_value"),
+        ({"poll": 0}, "poll"),
+    ],
+)
+def test_mistakes_are_named(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        strategy_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "message"),
+    [
+        ({"count": np.arange(3)}, {}, "none of the 1 arrays"),
+        ({"name": np.array(["text"])}, {}, "holds <U4"),
+        ({"weight": np.array([np.nan])}, {}, "NaN or infinity"),
+        (MODEL, {"buffers": ["bais"]}, "'bais'"),
+        (MODEL, {"root": lambda arrays: {"weight": arrays["weight"]}}, "lacks 'bias'"),
+        (MODEL, {"root": lambda arrays: {**arrays, "more": arrays["bias"]}}, "'more'"),
+        (MODEL, {"root": lambda arrays: {**arrays, "bias": arrays["weight"]}}, "the shape"),
+    ],
+)
+def test_models_and_roots_that_do_not_fit_are_named(start: dict, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(start=start, rounds=1, **options)
+
+
+# ---------------------------------------------------------------- the root update
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3))
+
+
+def root_data() -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(1)
+    return torch.randn(20, 4, generator=chance), torch.randint(0, 3, (20,), generator=chance)
+
+
+def state(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: array.numpy().copy() for name, array in module.state_dict().items()}
+
+
+def test_the_root_update_is_sgd_on_the_root_set() -> None:
+    linear = nn.Linear(4, 3)
+    examples, labels = root_data()
+    change = root_of(linear, (examples, labels), lr=0.1, steps=3)(state(linear))
+    own = nn.Linear(4, 3)
+    own.load_state_dict(linear.state_dict())
+    optimiser = torch.optim.SGD(own.parameters(), lr=0.1)
+    for _ in range(3):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(own(examples), labels).backward()
+        optimiser.step()
+    for name, part in change.items():
+        np.testing.assert_allclose(part, (own.state_dict()[name] - linear.state_dict()[name]).numpy(), atol=1e-6)
+
+
+def test_the_root_update_depends_on_the_arrays_alone() -> None:
+    module = network()
+    one = root_of(module, root_data(), lr=0.1, steps=5, batch_size=8, momentum=0.9)
+    arrays = state(module)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = one(arrays)
+    assert torch.equal(torch.rand(3), expected)  # the user's own randomness is left alone
+    other = {name: array + 1 if array.dtype == np.float32 else array for name, array in arrays.items()}
+    assert not same(one(other), first)
+    assert same(one(arrays), first)
+    data = torch.utils.data.TensorDataset(*root_data())
+    assert same(root_of(network(), data, lr=0.1, steps=5, batch_size=8, momentum=0.9)(arrays), first)
+    assert first["1.running_mean"].any()
+    assert first["1.num_batches_tracked"] == 5
+    assert same(state(module), arrays)
+
+
+def test_a_network_with_batch_norm_learns_with_its_root(tmp_path: Path) -> None:
+    module = network()
+    examples, labels = root_data()
+
+    def clients(node: int, message: Message) -> Message:
+        arrays = arrays_of(message)
+        change = root_of(network(), (examples + 0.01 * node, labels), lr=0.1, steps=2)(arrays)
+        return reply_with(message, {name: (array + change[name]).astype(array.dtype) for name, array in arrays.items()})
+
+    arrays, _ = run(clients, rounds=5, start=state(module), root=root_of(module, (examples, labels), lr=0.1, steps=2), directory=tmp_path)
+    assert all(set(record["verdict"]) == {"used"} for record in records(tmp_path))
+    assert arrays["1.num_batches_tracked"] == 10
+    before = nn.functional.cross_entropy(module.eval()(examples), labels)
+    module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in arrays.items()})
+    assert nn.functional.cross_entropy(module(examples), labels) < before - 0.05
+
+
+@pytest.mark.parametrize("changes", [{"lr": 0}, {"steps": 0}, {"batch_size": 0}])
+def test_mistakes_in_the_root_are_named(changes: dict) -> None:
+    with pytest.raises(InputError, match="the root update needs"):
+        root_of(network(), root_data(), **{"lr": 0.1, **changes})
+
+
+def test_a_root_of_another_model_is_named() -> None:
+    with pytest.raises(InputError, match="root module's arrays are not the model's"):
+        root_of(network(), root_data(), lr=0.1)(dict(MODEL))
+    with pytest.raises(InputError, match="20 examples and 3 labels"):
+        root_of(network(), (root_data()[0], root_data()[1][:3]), lr=0.1)
+
+
+def test_rounds_cannot_be_aggregated_before_they_are_configured() -> None:
+    with pytest.raises(InputError, match="not configured"):
+        strategy_of().aggregate_train(1, [])
+
+
+def test_the_generator_of_arrivals_is_lazy() -> None:
+    """The server trains its root update while nodes train: messages are out before the root is asked for, replies are fetched after it."""
+    events: list[str] = []
+
+    def watched_root(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        events.append("root")
+        return root(arrays)
+
+    class Watched(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            events.append("push")
+            return super().push_messages(messages)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            events.append("pull")
+            return super().pull_messages(message_ids)
+
+    strategy_of(root=watched_root).start(Watched(honest), as_record(), num_rounds=1)
+    assert events == ["push", "root", *["pull"] * 6]
