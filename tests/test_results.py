@@ -100,3 +100,29 @@ def test_a_damaged_file_is_named(tmp_path: Path, change: Any, said: str) -> None
 def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, RUN, build_task(RUN)), pytest.raises(InputError, match="no evaluated round"):
         results.distil(tmp_path)
+
+
+def federation(folder: Path, **changes: Any) -> Path:
+    """The run directory of a federation of three nodes, one of which is rejected, and one missing in the second round."""
+    folder.mkdir(exist_ok=True)
+    declared = {"key": "k", "kind": "federation", "experiment": {"rule": {"name": "fltrust"}, "seed": 1}, "versions": {}, "hardware": "h"}
+    (folder / "experiment.json").write_text(json.dumps(declared))
+    first = {"round": 1, "test_error": 0.5, "clients": [7, 9, 2**62], "trust": [0.25, None, 0.5], "verdict": ["used", "rejected", "used"]}
+    second = {
+        "round": 2,
+        "test_error": 0.25,
+        "clients": [7, 9, 2**62],
+        "trust": [0.0, None, None],
+        "verdict": ["zero-trust", "rejected", "missing"],
+    }
+    (folder / "records.jsonl").write_text("".join(json.dumps({**record, **changes}) + "\n" for record in (first, second)))
+    return folder
+
+
+def test_distilled_from_a_federation(tmp_path: Path) -> None:
+    result = results.distil(federation(tmp_path))
+    assert (result.error, result.rounds, result.train_error) == (0.25, (1, 2), ())
+    assert (result.run.num_clients, result.run.malicious, result.run.dataset) == (3, 0, "federation")
+    assert result.trust == ((0.25, 0.0, 0.5), (0.0, 0.0, None))
+    with pytest.raises(InputError, match="damaged"):
+        results.distil(federation(tmp_path, verdict=None))

@@ -22,6 +22,7 @@ from fltrust.store import read_json, read_records, replace
 TRUST_POINTS = 20  # evaluated rounds whose trust is kept
 _STEPS = 250  # a trust is one byte, in steps of 1/250; 255 is a client that was not there
 _ABSENT = 255
+FEDERATION = "federation"  # the data set of a run on Flower: its nodes'
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Result:
     about: Mapping[str, Any]  # files, warnings, versions, hardware
     seconds: float | None  # None for a run that was interrupted and went on
     rounds: tuple[int, ...]  # those that were evaluated
-    train_error: tuple[float, ...]
+    train_error: tuple[float, ...]  # empty for a federation
     test_error: tuple[float, ...]
     success: tuple[float, ...] | None  # of a backdoor
     trust_rounds: tuple[int, ...] = ()
@@ -57,9 +58,10 @@ def distil(directory: Path, seconds: float | None = None) -> Result:
     records = [record for record in read_records(directory) if record.get("test_error") is not None]
     if not records:
         raise InputError(f"{directory} holds no evaluated round yet")
+    if declaration.get("kind") == FEDERATION:
+        return _of_federation(declaration, records, directory)
     run = _experiment(declaration, directory)
-    kept = [record for record in records if record.get("cosine") is not None] if run.rule.needs_root else []
-    kept = kept[:: -(-len(kept) // TRUST_POINTS) or 1]
+    kept = _thinned([record for record in records if record.get("cosine") is not None]) if run.rule.needs_root else []
     return Result(
         run=run,
         about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
@@ -71,6 +73,49 @@ def distil(directory: Path, seconds: float | None = None) -> Result:
         trust_rounds=tuple(record["round"] for record in kept),
         trust=tuple(_by_client(record, run.num_clients) for record in kept),
     )
+
+
+def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]], directory: Path) -> Result:
+    """Of a federation nobody knows who is malicious, and its server measures the test error alone. A rejected reply counts as trust 0."""
+    try:
+        rule = from_dict({"rule": declaration["experiment"]["rule"]}).rule
+        nodes = sorted({node for record in records for node in record["clients"]})
+        place = {node: i for i, node in enumerate(nodes)}
+        rounds = tuple(record["round"] for record in records)
+        kept = _thinned(records) if rule.needs_root else []
+        trust = []
+        for record in kept:
+            row: list[float | None] = [None] * len(nodes)
+            for node, scored, verdict in zip(record["clients"], record["trust"], record["verdict"], strict=True):
+                row[place[node]] = 0.0 if verdict == "rejected" else None if scored is None else max(0.0, float(scored))
+            trust.append(tuple(row))
+        run = Experiment(
+            dataset=FEDERATION,
+            model="",
+            rule=rule,
+            seed=int(declaration["experiment"]["seed"]),
+            rounds=rounds[-1],
+            num_clients=len(nodes),
+            clients_per_round=len(nodes),
+            malicious=0,
+        )
+        return Result(
+            run=run,
+            about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
+            seconds=None,
+            rounds=rounds,
+            train_error=(),
+            test_error=tuple(record["test_error"] for record in records),
+            success=None,
+            trust_rounds=tuple(record["round"] for record in kept),
+            trust=tuple(trust),
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise InputError(f"{directory} is damaged: {type(problem).__name__} {problem}") from problem
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return records[:: -(-len(records) // TRUST_POINTS) or 1]
 
 
 def _by_client(record: Mapping[str, Any], num_clients: int) -> tuple[float | None, ...]:
@@ -184,7 +229,10 @@ def _experiment(declaration: Mapping[str, Any], source: object) -> Experiment:
     written = declaration.get("experiment")
     if not isinstance(written, Mapping):
         raise InputError(f"{source} declares no experiment")
-    return from_dict(written)
+    try:
+        return from_dict(written)
+    except InputError as problem:
+        raise InputError(f"{source}: {problem}") from problem
 
 
 def _packed(row: Iterable[float | None]) -> str:

@@ -16,6 +16,7 @@ from fltrust.cli.run import chosen_device, describe
 from fltrust.errors import InputError
 from fltrust.experiment import PAPER, Experiment, Precision, known
 from fltrust.paper import EXHIBITS, Cell, Exhibit
+from fltrust.report.words import duration
 from fltrust.reproduce import Event, Finished, Reached, estimate, execute, forget, plan
 from fltrust.results import Result, Results
 from fltrust.rules import RULES
@@ -73,7 +74,7 @@ def reproduce(
     whole = estimate(left, done)
     screen.print(
         f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do"
-        + ("" if not left else "; no run to judge the time by yet" if whole is None else f"; about {_duration(whole / jobs)}"),
+        + ("" if not left else "; no run to judge the time by yet" if whole is None else f"; about {duration(whole / jobs)}"),
         highlight=False,
     )
     if dry_run:
@@ -146,11 +147,7 @@ def _show_plan(screen: Console, planned: dict[Exhibit, list[Experiment]], done: 
     for exhibit, runs in planned.items():
         left = [run for run in runs if not done.done(run)]
         seconds = estimate(left, done)
-        time = "" if not left else "?" if seconds is None else _duration(seconds)
+        time = "" if not left else "?" if seconds is None else duration(seconds)
         table.add_row(exhibit.name, exhibit.title, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
     screen.print(table)
     screen.print("A run that stands in several of them is done once.", style="dim")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

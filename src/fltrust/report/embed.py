@@ -11,7 +11,7 @@ from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.words import sentences, title
-from fltrust.results import Result
+from fltrust.results import FEDERATION, Result
 
 
 class Embedded:
@@ -55,6 +55,7 @@ def _packed(result: Result) -> dict[str, Any]:
         "seed": run.seed,
         "clients": run.num_clients,
         "malicious": run.malicious,
+        "others": "nodes" if run.dataset == FEDERATION else "honest",  # who is honest in a federation nobody knows
         "idle": isinstance(run.attack, NoAttack),  # the malicious clients do as they should
         "of": run.rounds,
         "rounds": result.rounds,
@@ -70,7 +71,7 @@ def _packed(result: Result) -> dict[str, Any]:
         "files": _listed(result.about["files"]),
         "warnings": _listed(result.about["warnings"]),
         "key": run.key,
-        "command": run_command(run),
+        "command": "" if run.dataset == FEDERATION else run_command(run),
     }
 
 

@@ -57,7 +57,7 @@
 
   const SEEDS = ["blue", "orange", "green", "pink", "sky", "red", "grey"];
   const seedLook = (i) => ({ colour: SEEDS[i % SEEDS.length] });
-  const curve = (run, values) => run.rounds.map((round, i) => ({ x: round, y: values[i] }));
+  const curve = (run, values) => values.map((y, i) => ({ x: run.rounds[i], y }));
   const label = (run, runs) => (runs.some((one) => one.arithmetic !== run.arithmetic) ? `seed ${run.seed}, ${run.arithmetic}` : `seed ${run.seed}`);
 
   function legend(lines) {
@@ -128,9 +128,9 @@
 
     const error = make("div");
     const tests = runs.map((run, i) => ({ name: label(run, runs), ...seedLook(i), points: curve(run, run.test) }));
-    const trains = runs.map((run, i) => ({ name: `${label(run, runs)}, training`, ...seedLook(i), dashed: true, faint: true, points: curve(run, run.train) }));
+    const trains = runs.filter((run) => run.train.length).map((run, i) => ({ name: `${label(run, runs)}, training`, ...seedLook(i), dashed: true, faint: true, points: curve(run, run.train) }));
     plot(error, { title: "Error over the rounds", lines: [...trains, ...tests], x: { label: "round" }, y: { label: "error" } });
-    error.append(legend([...tests, { name: "training error", colour: "grey", dashed: true }]));
+    error.append(legend(trains.length ? [...tests, { name: "training error", colour: "grey", dashed: true }] : tests));
     pictures.append(error);
 
     if (runs.some((run) => run.success)) {
@@ -162,7 +162,7 @@
     host.append(make("h3", {}, "To repeat it"));
     if (cell.again) host.append(command("All seeds; runs that are done are not run again:", cell.again));
     const repeat = make("div");
-    const choice = chosen(runs, (run) => repeat.replaceChildren(command(`Exactly the run of ${label(run, runs)}:`, run.command)));
+    const choice = chosen(runs, (run) => run.command && repeat.replaceChildren(command(`Exactly the run of ${label(run, runs)}:`, run.command)));
     if (choice) host.append(choice);
     host.append(repeat);
     const versions = [...new Set(runs.map((run) => run.versions))];

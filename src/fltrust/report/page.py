@@ -20,7 +20,7 @@ from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag, text_of
 from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
 from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
-from fltrust.results import Result, Results, first_seed
+from fltrust.results import FEDERATION, Result, Results, first_seed
 from fltrust.rules import RULES
 from fltrust.version import __version__
 
@@ -53,7 +53,8 @@ def runs_page(results: Sequence[Result]) -> str:
         sections.append(("runs", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
     for place, one in enumerate(results):
         number = embedded.open(name(one), [_state(one)], (one,))
-        short = f"{name_of(one.run.rule, RULES)}, {name_of(one.run.attack, ATTACKS)}, seed {one.run.seed}"
+        federation = one.run.dataset == FEDERATION
+        short = name(one) if federation else f"{name_of(one.run.rule, RULES)}, {name_of(one.run.attack, ATTACKS)}, seed {one.run.seed}"
         sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), tag("div", data_shown=number))))
     header = tag(
         "header",

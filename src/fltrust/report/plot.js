@@ -213,7 +213,7 @@ function trustPicture(host, run, { title = "Trust in each client", most = mostTr
   if (rows.some((row) => row.includes(ABSENT))) scale.append(make("i", { class: "patch empty" }), "not in this round");
   const groups = [
     { name: run.idle ? "would-be malicious" : "malicious", first: 0, last: run.malicious },
-    { name: "honest", first: run.malicious, last: run.clients },
+    { name: run.others, first: run.malicious, last: run.clients },
   ].filter((group) => group.last > group.first);
   responsive(frame, (width) => {
     const gap = 10;
@@ -270,7 +270,7 @@ function trustPicture(host, run, { title = "Trust in each client", most = mostTr
       const client = group.first + Math.floor(((atY - group.y) / group.tall) * (group.last - group.first));
       const byte = rows[column][client];
       const said = byte === ABSENT ? "not in this round" : byte === 0 ? "trust 0: rejected" : `trust ${(byte / STEPS).toFixed(2)}`;
-      note.replaceChildren(make("b", {}, said), make("div", {}, `${group.name} client ${client + 1}, round ${run.trustRounds[column]}`));
+      note.replaceChildren(make("b", {}, said), make("div", {}, `${group.name === "nodes" ? "node" : `${group.name} client`} ${client + 1}, round ${run.trustRounds[column]}`));
       note.style.left = `${Math.max(0, Math.min(atX + 12, width - note.offsetWidth))}px`;
       note.style.top = `${frame.offsetTop + atY + 14}px`;
     });
@@ -293,7 +293,7 @@ function trustLines(run) {
       .filter((one) => one.y !== null),
   });
   return [
-    line("honest, mean", run.malicious, run.clients, { colour: "blue", marker: "o" }),
+    line(`${run.others}, mean`, run.malicious, run.clients, { colour: "blue", marker: "o" }),
     line(run.idle ? "would-be malicious, mean" : "malicious, mean", 0, run.malicious, { colour: "red", marker: "s", dashed: true }),
   ].filter((one) => one.points.length);
 }

@@ -7,7 +7,7 @@ from fltrust.attacks import ATTACKS
 from fltrust.experiment import name_of
 from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged, Number
-from fltrust.results import Result
+from fltrust.results import FEDERATION, Result
 from fltrust.rules import RULES
 
 MARKS = {"agrees": "✓", "only by spread": "≈", "differs": "≠", "no number": "·", "not run": ""}
@@ -55,6 +55,8 @@ def seeds(counts: Iterable[int]) -> str:
 def name(result: Result) -> str:
     """Of a run that is not in a table."""
     run = result.run
+    if run.dataset == FEDERATION:
+        return f"federation of {plural(run.num_clients, 'node')}, {name_of(run.rule, RULES)}"
     who = f"{run.malicious} of {run.num_clients} malicious"
     return f"{run.dataset}, {name_of(run.rule, RULES)}, attack {name_of(run.attack, ATTACKS)}, {who}, seed {run.seed}"
 
