@@ -1,5 +1,6 @@
 """Runs on a real Ray cluster of two worker processes on this machine, one of them killed in mid-run."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,9 +24,15 @@ SHORT = {"rounds": 12, "evaluate_every": 4, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the cluster's workers keep what they have not finished."""
+    return tmp_path_factory.mktemp("unfinished")
+
+
+@pytest.fixture(scope="module")
+def address(unfinished: Path) -> Iterator[str]:
     start = [*RAY, "start", "--head", "--block", "--port=0", "--num-cpus=2", "--num-gpus=0", "--include-dashboard=false"]
-    quiet = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path_factory.mktemp("unfinished"))}
+    quiet = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", "TMPDIR": str(unfinished)}
     ray = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quiet, start_new_session=True)
     assert ray.stdout is not None
     try:
@@ -36,25 +43,33 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ray.communicate(timeout=60)
 
 
+def holder_of(file: Path) -> int | None:
+    """The process that has the file open."""
+    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has ended, or closed it
+            if opened.readlink() == file:
+                return int(opened.parts[2])
+    return None
+
+
 def runs(count: int, **changes: int) -> list[Experiment]:
     return [Experiment.on("mnist-5k", "fltrust", "trim", seed=seed, **{**SHORT, **changes}) for seed in range(count)]
 
 
-def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(address: str, tmp_path: Path) -> None:
+def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(address: str, unfinished: Path, tmp_path: Path) -> None:
     from fltrust import cluster
 
     killed: list[int] = []
 
     def kill_a_worker() -> None:
         while not killed:
-            busy = subprocess.run(["pgrep", "-f", "ray::_run"], capture_output=True, text=True).stdout.split()
-            if busy:
-                time.sleep(0.5)  # so that it is in the middle of a run
-                os.kill(int(busy[0]), signal.SIGKILL)
-                killed.append(int(busy[0]))
-            time.sleep(0.05)
+            begun = [path.parent / ".lock" for path in unfinished.glob("*/*/experiment.json")]
+            if begun and (worker := holder_of(begun[0])):  # it is in the middle of a run
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+            time.sleep(0.02)
 
-    killer = threading.Thread(target=kill_a_worker)
+    killer = threading.Thread(target=kill_a_worker, daemon=True)
     killer.start()
     seen = list(cluster.execute(runs(3), address, device="auto", jobs=1))
     killer.join()

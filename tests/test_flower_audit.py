@@ -36,7 +36,7 @@ from test_flower_strategy import (
     strategy_of,
 )
 
-from fltrust.cli.audit import show
+from fltrust.cli.audit import Node, show
 from fltrust.errors import InputError
 from fltrust.flower.audit import read_model
 from fltrust.rules import FedAvg, Krum, Rule
@@ -299,6 +299,29 @@ def test_the_audit_names_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert shown["5"][1:3] == shown["6"][1:3] == ["6", "6"]
     assert float(shown["5"][3]) > 0.9
     assert list(shown).index("1") < list(shown).index("2") < list(shown).index("5")
+
+
+@pytest.mark.parametrize(
+    ("history", "change"),
+    [
+        ("UUUU", ""),
+        ("UUZZ", "lost: last used in round 2"),
+        ("ZZUU", "gained: first used in round 3"),
+        ("UZU", ""),
+        ("UZ", ""),
+        ("UUUZZU", ""),  # used again in the last round
+        ("UUUUUZ", ""),  # once is no change
+        ("ZZZZ", ""),
+    ],
+)
+def test_who_changed(history: str, change: str) -> None:
+    verdicts = ["used" if letter == "U" else "zero-trust" for letter in history]
+    assert Node(rounds=list(range(1, len(history) + 1)), verdicts=verdicts).change == change
+
+
+def test_a_node_whose_trust_fell_has_changed_though_it_is_still_used() -> None:
+    node = Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.9, 0.8, 0.2, 0.1])
+    assert node.change == "trust 0.85 -> 0.15"
 
 
 def test_late_replies_and_kept_rounds_are_in_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

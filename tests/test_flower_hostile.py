@@ -126,6 +126,22 @@ def test_an_unknown_kind_is_refused_by_every_node() -> None:
         misbehave(asked(), node(9, malicious=4, hostile="zero nann"), echo)
 
 
+def test_a_node_that_cannot_know_whether_it_is_hostile_says_so() -> None:
+    context = Context(1, 1, {}, RecordDict(), {"malicious": 4, "hostile": "nan"})
+    with pytest.raises(InputError, match="this one has none: see --node-config"):
+        misbehave(asked(), context, echo)
+
+
+def test_what_the_app_remembers_is_kept_unless_it_ran_in_place_of_another() -> None:
+    def counting(message: Message, context: Context) -> Message:
+        context.state["count"] = MetricRecord({"of": context.node_config["partition-id"]})
+        return echo(message, context)
+
+    context = node(1, malicious=3, hostile="krum")
+    misbehave(asked(), context, counting)
+    assert context.state["count"] == MetricRecord({"of": 1})
+
+
 def test_hostile_nodes_take_several_kinds_in_turn() -> None:
     """Three kinds, two hostile nodes: zero nan | huge zero | nan huge."""
     kinds = []

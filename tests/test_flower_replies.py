@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from test_flower_strategy import BAD, MODEL, FakeGrid, as_record, honest, reply_with, root, round_of, strategy_of
 
 from fltrust.flower.layout import Layout
-from fltrust.flower.replies import Limits, ReplyError, decode, read
+from fltrust.flower.replies import Limits, ReplyError, Sent, decode, read
 from fltrust.flower.verdicts import REASONS, plain
 from fltrust.rules import FLTrust, Median
 
@@ -41,9 +42,13 @@ def sent_message(t: int = 1) -> Message:
     return message
 
 
+def read_it(reply: Message, **limits: object) -> Sent:
+    return read(reply, 1, LAYOUT, MODEL, Limits(**limits), torch.empty(LAYOUT.d))
+
+
 def reason_of(reply: Message, **limits: object) -> str:
     with pytest.raises(ReplyError) as problem:
-        read(reply, 1, LAYOUT, MODEL, Limits(**limits))
+        read_it(reply, **limits)
     return problem.value.reason
 
 
@@ -119,18 +124,18 @@ def test_what_numpy_saves_is_read() -> None:
 
 def test_the_limits_are_limits() -> None:
     reply = honest(1, sent_message())
-    read(reply, 1, LAYOUT, MODEL, Limits(most_bytes=1000))
+    read_it(reply, most_bytes=1000)
     assert reason_of(reply, most_bytes=300) == "too-large"
     assert reason_of(reply, most_value=0.5) == "value"
     assert reason_of(reply_with(sent_message(), MODEL, 10), most_examples=5, weighted_by_key="other") == "examples"
-    assert read(reply, 1, LAYOUT, MODEL, Limits(most_examples=5)).examples == 5
+    assert read_it(reply, most_examples=5).examples == 5
 
 
 def test_a_round_may_be_told_in_any_way_but_must_be_right() -> None:
     for right in (MetricRecord({"server-round": 1}), MetricRecord({"server-round": 1.0}), ConfigRecord({"server-round": "1"})):
         reply = honest(1, sent_message())
         reply.content["more"] = right
-        read(reply, 1, LAYOUT, MODEL, Limits())
+        read_it(reply)
     for wrong in ({"server-round": True}, {"server-round": "one"}, {"server-round": b"1"}, {"server-round": [1]}, {"server-round": 2}):
         reply = honest(1, sent_message())
         reply.content["more"] = ConfigRecord(wrong)
@@ -143,7 +148,7 @@ def test_what_no_check_foresaw_is_a_reason_too() -> None:
             raise SystemError("\x1b[31m" + "x" * 10_000)
 
     with pytest.raises(ReplyError) as problem:
-        read(Odd(), 1, LAYOUT, MODEL, Limits())  # type: ignore[arg-type]
+        read_it(Odd())  # type: ignore[arg-type]
     assert problem.value.reason == "unreadable"
     assert len(problem.value.detail) <= 200
     assert problem.value.detail.isprintable()
@@ -350,10 +355,9 @@ def test_a_reply_takes_no_memory_beyond_its_limit(answer: object) -> None:
     reply = answer(sent_message())
     if not isinstance(reply, Message):
         return
-    limits = Limits(most_bytes=64_000)
     tracemalloc.start()
     try:
-        read(reply, 1, LAYOUT, MODEL, limits)
+        read_it(reply, most_bytes=64_000)
     except ReplyError:
         pass
     finally:

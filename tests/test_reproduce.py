@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -17,6 +18,8 @@ from fltrust import results
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS
 from fltrust.reproduce import Failed, Finished, Reached, estimate, execute, plan
+from fltrust.results import Result
+from fltrust.store import hardware, lock
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()", "reproduce"]
 SMALL = ["methods", "--dataset", "har", "--attack", "none", "--attack", "trim", "--rule", "fedavg", "--rule", "fltrust", "--device", "cpu"]
@@ -49,7 +52,7 @@ def reproduce(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_dry_run_counts_and_runs_nothing(tmp_path: Path) -> None:
     done = reproduce("methods", "convergence", "--dataset", "mnist-0.5", "--seeds", "2", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"methods .* 70 +0 +70 +\?", done.stdout)
+    assert re.search(r"methods .* 70 +0 +70 +time unknown", done.stdout)
     assert "70 runs, 0 done, 70 to do" in done.stdout  # convergence has no run of its own
     assert not list(tmp_path.iterdir())
 
@@ -88,13 +91,15 @@ def test_runs_are_killed_resumed_and_printed_beside_the_paper(tmp_path: Path, ha
     after = {path.name: path.read_bytes() for path in tmp_path.glob("out/har/*.json")}
     assert len(after) == 4
     assert before.items() <= after.items()
-    assert not list(tmp_path.glob("out/.unfinished/*"))
+    assert [path.name for path in tmp_path.glob("out/.unfinished/*")] == [".lock"]
     assert re.search(r"methods: HAR, Trim attack, FLTrust, seed 0: 0\.\d{3}  \(paper 0\.05\)", done.stdout)
     again = reproduce(*command[len(PROGRAM) :], cwd=tmp_path)
     assert "4 runs, 4 done, 0 to do" in again.stdout
     known = results.read(tmp_path / "out")
-    assert estimate(plan([EXHIBITS["methods"]], seeds=5, only_datasets=["har"]), known)
-    assert estimate(plan([EXHIBITS["methods"]], seeds=1), known) is None
+    seconds, unknown = estimate(plan([EXHIBITS["methods"]], seeds=5, only_datasets=["har"]), known, hardware("cpu"))
+    assert seconds > 0
+    assert unknown == 0
+    assert estimate(plan([EXHIBITS["methods"]], seeds=1), known, "another machine") == (0.0, 210)
 
 
 def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) -> None:
@@ -104,6 +109,26 @@ def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) ->
     assert [path.parent.name for path in tmp_path.glob("out/*/*.json")] == ["har"]
     assert "failed: ch-mnist, fedavg, attack none, seed 0: " in done.stdout
     assert "1 runs finished, 1 failed" in done.stdout
+
+
+def test_two_programs_do_not_work_in_one_folder(tmp_path: Path, har: Path) -> None:
+    with lock(tmp_path / "out" / ".unfinished"):
+        done = reproduce(*SMALL, "--data-dir", str(har), "--out", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "in use by another process" in done.stderr
+
+
+def test_results_in_another_arithmetic_count_unless_one_is_asked_for(tmp_path: Path) -> None:
+    run = next(cell.run for cell in EXHIBITS["methods"].cells if cell.run.dataset == "mnist-0.5")
+    half = dataclasses.replace(run, precision="float16")
+    results.write(
+        Result(half, {"files": {}, "warnings": [], "versions": {}, "hardware": "x"}, 1.0, (1,), (0.5,), (0.5,), None), tmp_path / "out"
+    )
+    (tmp_path / "out" / "mine").mkdir()
+    (tmp_path / "out" / "mine" / "experiment.json").write_text("{}")  # a run directory in between is no result
+    one = ["methods", "--dataset", "mnist-0.5", "--attack", "none", "--rule", "fedavg", "--dry-run", "--out", "out"]
+    assert "1 runs, 1 done" in reproduce(*one, cwd=tmp_path).stdout
+    assert "1 runs, 0 done" in reproduce(*one, "--precision", "float32", "--device", "cpu", cwd=tmp_path).stdout
 
 
 def short(count: int) -> list[Experiment]:
@@ -117,9 +142,9 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     for event in execute([long, *short(3)], tmp_path, jobs=1, device="cpu"):
         events.append(event)
         if isinstance(event, Reached) and killed is None:
-            children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "spawn_main"], capture_output=True, text=True).stdout.split()
-            killed = int(children[0])
-            os.kill(killed, signal.SIGKILL)
+            (worker,) = multiprocessing.active_children()
+            worker.kill()
+            killed = worker.pid
     ended = [event for event in events if not isinstance(event, Reached)]
     assert [type(event) for event in ended] == [Failed, Finished, Finished, Finished]
     assert isinstance(ended[0], Failed)
@@ -169,7 +194,7 @@ def test_a_result_names_what_made_it(tmp_path: Path, har: Path) -> None:
     reproduce(*SMALL[:3], "--attack", "none", "--rule", "fedavg", "--device", "cpu", "--data-dir", str(har), "--out", "out", cwd=tmp_path)
     (path,) = tmp_path.glob("out/har/*.json")
     content = json.loads(path.read_text())
-    assert content["key"] == dataclasses.replace(next(c.run for c in EXHIBITS["methods"].cells if c.run.dataset == "har")).key
+    assert content["key"] == next(cell.run for cell in EXHIBITS["methods"].cells if cell.run.dataset == "har").key
     assert len(next(iter(content["files"].values()))) == 64
     assert content["hardware"]
     assert content["versions"]["torch"]

@@ -84,6 +84,7 @@ def test_a_result_is_found_by_its_experiment_whatever_the_arithmetic() -> None:
         (lambda content: content.update(test_error_curve=[0.1]), "lengths"),
         (lambda content: content.update(trust=["not base64!"], trust_rounds=[2]), "no result"),
         (lambda content: content.update(experiment=None), "declares no experiment"),
+        (lambda content: content.update(key="0123456789abcdef"), "its key is"),
         (lambda content: content["experiment"].update(rule={"name": "__import__"}), "unknown rule"),
         (lambda content: content["experiment"].update(rounds="many"), "rounds cannot be 'many'"),
     ],
@@ -95,6 +96,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, change: Any, said: str) -> None
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=said):
         results.read(tmp_path)
+
+
+def test_a_field_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> None:
+    raw = Experiment.on("har", "fedavg", "none", standardise=False)
+    path = results.write(made(raw), tmp_path)
+    content = json.loads(path.read_text())
+    del content["experiment"]["standardise"]
+    path.write_text(json.dumps(content))
+    assert results.read(tmp_path).all()[0].run == raw
 
 
 def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:

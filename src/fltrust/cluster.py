@@ -5,6 +5,7 @@ A run whose worker or machine dies is begun again elsewhere, and goes on from it
 
 import json
 import logging
+import os
 import socket
 import tempfile
 from collections.abc import Collection, Iterator
@@ -34,7 +35,12 @@ def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: in
     except (OSError, ValueError, RuntimeError) as problem:
         raise InputError(f"no Ray cluster answers at {address}: {problem}") from problem
     try:
-        on_gpu = device == "cuda" or (device == "auto" and ray.cluster_resources().get("GPU", 0) > 0)
+        gpus = ray.cluster_resources().get("GPU", 0)
+        if device == "cuda" and not gpus:
+            raise InputError(f"the cluster at {address} has no GPU: use --device cpu")
+        on_gpu = device != "cpu" and gpus > 0
+        if not on_gpu and any(run.precision != "float32" for run in runs):
+            raise InputError("a precision other than float32 is for a GPU, and these runs would be on CPUs")
         room = {"num_cpus": 1, "num_gpus": 1 / jobs if on_gpu else 0}
         task = ray.remote(max_retries=RETRIES, **room)(_run)
         left = {task.remote(run.to_dict(), "cuda" if on_gpu else "cpu", data_dir): run for run in runs}
@@ -44,7 +50,9 @@ def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: in
             try:
                 done = ray.get(first)
             except ray.exceptions.RayError as problem:
-                yield Failed(run, f"its workers died {RETRIES + 1} times ({type(problem).__name__})")
+                yield Failed(
+                    run, f"{type(problem).__name__}, after {RETRIES} retries if its worker died: {str(problem).strip().splitlines()[0]}"
+                )
                 continue
             yield Failed(run, done["failed"]) if "failed" in done else Finished(run, from_json(json.loads(done["result"]), run.key))
     finally:
@@ -52,7 +60,7 @@ def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: in
 
 
 def _run(experiment: dict[str, Any], device: str, data_dir: str | None) -> dict[str, str]:
-    run, work = from_dict(experiment), Path(tempfile.gettempdir()) / "fltrust-unfinished"
+    run, work = from_dict(experiment), Path(tempfile.gettempdir()) / f"fltrust-unfinished-{os.getuid()}"
     try:
         result = run_to_result(run, work, device=device, data_dir=data_dir)
     except Exception as problem:  # whatever it is, it is this run's alone, and would happen again

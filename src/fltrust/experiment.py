@@ -153,7 +153,7 @@ PAPER: dict[str, dict[str, Any]] = {
         "rounds": 1000,
         "batch_size": 32,
         "global_lr": 3e-3,
-        "standardise": True,  # the paper does not say so, but its HAR numbers come out so and only so: docs/reproduction.md
+        "standardise": True,  # the paper does not say so, but so its HAR numbers come out: docs/reproduction.md
     },
     "ch-mnist": {
         "family": "ch-mnist",

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -70,18 +71,18 @@ def plan(
     return [dataclasses.replace(run, seed=seed, precision=precision) for seed in range(seeds) for run in first.values()]
 
 
-def estimate(runs: Iterable[Experiment], known: Results) -> float | None:
-    """Seconds that the runs would take one after the other, judged by runs of the same data set; None where there are none."""
+def estimate(runs: Iterable[Experiment], known: Results, hardware: str) -> tuple[float, int]:
+    """Seconds that the runs would take one after the other, judged by runs on the same data and hardware, and how many cannot be judged."""
     took: dict[tuple[str, str], list[float]] = {}
     for result in known.all():
-        if result.seconds is not None:
+        if result.seconds is not None and result.about["hardware"] == hardware:
             took.setdefault((result.run.dataset, result.run.precision), []).append(result.seconds / result.run.rounds)
-    total = 0.0
+    total, unknown = 0.0, 0
     for run in runs:
-        if not (alike := took.get((run.dataset, run.precision))):
-            return None
-        total += sum(alike) / len(alike) * run.rounds
-    return total
+        alike = took.get((run.dataset, run.precision))
+        total += statistics.fmean(alike) * run.rounds if alike else 0.0
+        unknown += not alike
+    return total, unknown
 
 
 def run_to_result(
@@ -146,7 +147,10 @@ class _Worker:
 
     def begin(self, run: Experiment) -> None:
         self.run = run
-        with contextlib.suppress(OSError):  # it died between two runs: `news` will say so
+        if not self._process.is_alive():  # it died between two runs, which is not this one's fault
+            self.pipe.close()
+            self._start()
+        with contextlib.suppress(OSError):  # it died this moment: `news` will say so
             self.pipe.send(run)
 
     def news(self) -> Event:
@@ -181,7 +185,10 @@ def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, dat
             run = pipe.recv()
         except EOFError:
             return
-        pipe.send(_done(run, work, device, data_dir, load, pipe))
+        event = _done(run, work, device, data_dir, load, pipe)
+        pipe.send(event)
+        if isinstance(event, Failed):
+            return  # what a failure leaves behind (a GPU in an error state) must not meet the next run
 
 
 def _done(
@@ -197,5 +204,9 @@ def _done(
 
 
 def forget(run: Experiment, work: Path) -> None:
-    """Removes a run's working directory, once its result is safe."""
-    shutil.rmtree(work / run.key, ignore_errors=True)
+    """Removes a run's working directory, once its result is safe; never leaves half of it where a run would look for it."""
+    gone = work / f"{run.key}.done"
+    shutil.rmtree(gone, ignore_errors=True)  # where an earlier removal was cut off
+    if (work / run.key).exists():
+        (work / run.key).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -5,7 +5,6 @@ evaluated round, and for FLTrust the trust of each client (thinned): enough for 
 """
 
 import base64
-import binascii
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
@@ -115,7 +114,7 @@ def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]]
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return records[:: -(-len(records) // TRUST_POINTS) or 1]
+    return records[:: -(-(-len(records) // TRUST_POINTS) or 1)][::-1]  # the last round is among them
 
 
 def _by_client(record: Mapping[str, Any], num_clients: int) -> tuple[float | None, ...]:
@@ -155,9 +154,12 @@ def to_json(result: Result) -> str:
 
 
 def from_json(content: Mapping[str, Any], source: object) -> Result:
+    run = _experiment(content, source)
     try:
+        if content["key"] != run.key:
+            raise InputError(f"its key is {content['key']!r}, its experiment's {run.key}")
         result = Result(
-            run=_experiment(content, source),
+            run=run,
             about={name: content[name] for name in ("files", "warnings", "versions", "hardware")},
             seconds=content["seconds"],
             rounds=tuple(content["rounds"]),
@@ -167,7 +169,7 @@ def from_json(content: Mapping[str, Any], source: object) -> Result:
             trust_rounds=tuple(content["trust_rounds"]),
             trust=tuple(_unpacked(row) for row in content["trust"]),
         )
-    except (KeyError, TypeError, ValueError, binascii.Error) as problem:
+    except (KeyError, TypeError, ValueError) as problem:
         raise InputError(f"{source} is no result of a run: {problem}") from problem
     curves = [result.train_error, result.test_error, *([] if result.success is None else [result.success])]
     if not result.rounds or any(len(curve) != len(result.rounds) for curve in curves) or len(result.trust) != len(result.trust_rounds):
@@ -176,10 +178,10 @@ def from_json(content: Mapping[str, Any], source: object) -> Result:
 
 
 def read(folder: Path) -> "Results":
-    """All results below a folder."""
+    """All results below a folder; other files, such as a run directory's, are none."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no directory with results")
-    return Results(from_json(read_json(path), path) for path in sorted(folder.glob("*/*.json")))
+    return Results(from_json(read_json(path), path) for path in sorted(folder.glob("*/*-????????????????.json")))
 
 
 _EXACT_FIRST = ("float32", "tf32", "float16")
@@ -212,8 +214,9 @@ class Results:
         return [result for answers in self._by_question.values() for result in answers.values()]
 
     def done(self, run: Experiment) -> bool:
-        """Whether this very experiment, arithmetic included, was run."""
-        return run.precision in self._by_question.get(_question(run), {})
+        """Whether this experiment was run in this arithmetic or a more exact one."""
+        answers = self._by_question.get(_question(run), {})
+        return any(precision in answers for precision in _EXACT_FIRST[: _EXACT_FIRST.index(run.precision) + 1])
 
 
 def _question(run: Experiment) -> str:
@@ -229,8 +232,9 @@ def _experiment(declaration: Mapping[str, Any], source: object) -> Experiment:
     written = declaration.get("experiment")
     if not isinstance(written, Mapping):
         raise InputError(f"{source} declares no experiment")
+    defaults = {field.name: field.default for field in dataclasses.fields(Experiment) if field.default is not dataclasses.MISSING}
     try:
-        return from_dict(written)
+        return from_dict({**defaults, **written})  # a field that is newer than the file had its default then
     except InputError as problem:
         raise InputError(f"{source}: {problem}") from problem
 

@@ -70,7 +70,7 @@ class RunDirectory:
             "files": self.task.files,
             "warnings": list(self.task.warnings),
             "versions": {"fltrust": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
-            "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores",
+            "hardware": hardware(device.type),
         }
 
     def resume(self) -> tuple[int, Tensor | None]:
@@ -124,6 +124,11 @@ def lock(path: Path) -> IO[str]:
         file.close()
         raise InputError(f"{path} is in use by another process") from problem
     return file
+
+
+def hardware(device: str) -> str:
+    """What computes, in words."""
+    return torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def run(
 
     [bold]fltrust run --dataset mnist-0.5 --rule fltrust --attack trim --device cuda[/bold]
 
-    [bold]fltrust run experiment.toml --seed 3 --out results/third[/bold]
+    [bold]fltrust run experiment.toml --seed 3 --out runs/third[/bold]
     """
     from fltrust.cli.run import run_one
 
@@ -170,7 +170,12 @@ def reproduce(
     rule: Annotated[list[str] | None, typer.Option(help="Only this rule; may be given several times.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of a GPU's products: float32, tf32 or float16 (about five times faster).")] = "float32",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a GPU's products: float32, tf32 or float16 (about five times faster). If given, only runs as exact count as done."
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU. With --ray: on each GPU.")
     ] = 1,

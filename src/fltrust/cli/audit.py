@@ -37,12 +37,12 @@ class Node:
     def change(self) -> str:
         """What became of a node whose later half differs from its earlier half; nothing for the others."""
         half = len(self.rounds) // 2
-        if not half:
+        if half < 2:  # too few rounds to tell a change from chance
             return ""
         gain = _mean(self.used[half:]) - _mean(self.used[:half])
-        if gain <= -CHANGED:
+        if gain <= -CHANGED and not self.used[-1]:
             return f"lost: last used in round {max(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
-        if gain >= CHANGED:
+        if gain >= CHANGED and self.used[-1]:
             return f"gained: first used in round {min(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
         half = len(self.trust) // 2
         if half and abs(_mean(self.trust[half:]) - _mean(self.trust[:half])) >= CHANGED:

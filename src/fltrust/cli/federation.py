@@ -12,4 +12,5 @@ def create(path: Path) -> None:
         raise InputError(f"{path} is there already and not an empty folder: choose another")
     with as_file(files("fltrust.flower") / "template") as template:
         shutil.copytree(template, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (path / "gitignore").rename(path / ".gitignore")  # a dot at the front, and the package would be built without it
     print(f"{path}: a federation of ten nodes, four of them hostile; {path / 'README.md'} has the commands that start it")

@@ -1,9 +1,10 @@
 """`fltrust reproduce`: the paper's tables and figures, run where they have not been, each number beside the paper's."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast, get_args
 
 import typer
 from rich.console import Console
@@ -20,6 +21,7 @@ from fltrust.report.words import duration
 from fltrust.reproduce import Event, Finished, Reached, estimate, execute, forget, plan
 from fltrust.results import Result, Results
 from fltrust.rules import RULES
+from fltrust.store import hardware, lock
 
 WORK = ".unfinished"  # in the folder of the results: what an interrupted run goes on from
 
@@ -32,7 +34,7 @@ def reproduce(
     only_rules: list[str],
     seeds: int,
     device: str,
-    precision: str,
+    precision: str | None,
     jobs: int,
     ray: str | None,
     data_dir: str | None,
@@ -44,7 +46,8 @@ def reproduce(
         ("dataset", only_datasets, PAPER),
         ("attack", only_attacks, ATTACKS),
         ("rule", only_rules, RULES),
-        ("precision", [precision], ("float32", "tf32", "float16")),
+        ("precision", [] if precision is None else [precision], get_args(Precision)),
+        ("device", [device], ("auto", "cpu", "cuda")),
     ):
         for name in given:
             known(what, name, registry)
@@ -54,39 +57,50 @@ def reproduce(
     exhibits = [EXHIBITS[name] for name in names] or list(EXHIBITS.values())
     done = results.read(out) if out.is_dir() else Results()
 
+    asked: Precision = cast(Precision, precision) if precision else "float32"
+
     def planned(some: Iterable[Exhibit]) -> list[Experiment]:
-        return plan(
-            some,
-            seeds=seeds,
-            precision=_precision(precision),
-            only_datasets=only_datasets,
-            only_attacks=only_attacks,
-            only_rules=only_rules,
-        )
+        return plan(some, seeds=seeds, precision=asked, only_datasets=only_datasets, only_attacks=only_attacks, only_rules=only_rules)
+
+    def answered(run: Experiment) -> bool:
+        """Whoever names no arithmetic is content with any that was used."""
+        return done.done(run) if precision else done.of(run) is not None
 
     runs = planned(exhibits)
     if not runs:
         raise InputError("no run of these tables and figures has that data set, attack and rule")
-    left = [run for run in runs if not done.done(run)]
+    left = [run for run in runs if not answered(run)]
+    here = "" if ray else hardware(chosen_device(device, asked))  # of a cluster nothing is known beforehand
     screen = Console()
     if dry_run:
-        _show_plan(screen, {exhibit: planned([exhibit]) for exhibit in exhibits}, done)
-    whole = estimate(left, done)
-    screen.print(
-        f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do"
-        + ("" if not left else "; no run to judge the time by yet" if whole is None else f"; about {duration(whole / jobs)}"),
-        highlight=False,
-    )
+        _show_plan(screen, {exhibit: planned([exhibit]) for exhibit in exhibits}, answered, done, here)
+    took = f"; {_time(left, done, here, jobs)}" if left else ""
+    screen.print(f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
     if dry_run:
         return
     work = out / WORK
-    for run in runs:
-        if done.done(run):  # its result was written, but the program killed before it could tidy up
-            forget(run, work)
-    if not left:
-        return
+    with closing(lock(work)):  # two programs in one folder would do the same runs twice
+        for run in runs:
+            if answered(run):  # its result was written, but the program killed before it could tidy up
+                forget(run, work)
+        if left:
+            _do(screen, left, exhibits, out, device=device, jobs=jobs, ray=ray, data_dir=data_dir)
+
+
+def _do(
+    screen: Console,
+    left: list[Experiment],
+    exhibits: list[Exhibit],
+    out: Path,
+    *,
+    device: str,
+    jobs: int,
+    ray: str | None,
+    data_dir: str | None,
+) -> None:
+    work = out / WORK
     if ray is None:
-        events = execute(left, work, jobs=jobs, device=chosen_device(device, precision), data_dir=data_dir)
+        events = execute(left, work, jobs=jobs, device=chosen_device(device, left[0].precision), data_dir=data_dir)
     else:
         from fltrust import cluster
 
@@ -100,10 +114,6 @@ def reproduce(
         screen.print(f"{len(left) - len(failed)} runs finished, {len(failed)} failed; the same command tries them again", highlight=False)
         raise typer.Exit(1)
     screen.print(f"all {len(left)} runs finished; see them with: fltrust report {out}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _precision(name: str) -> Precision:
-    return name  # type: ignore[return-value]  # one of them, as checked above
 
 
 def _follow(
@@ -140,14 +150,22 @@ def _line(exhibit: Exhibit, cell: Cell, result: Result) -> str:
     return f"{exhibit.name}: {place}, seed {result.run.seed}: {numbers(result.error, result.final_success, 3)}{paper}{took}"
 
 
-def _show_plan(screen: Console, planned: dict[Exhibit, list[Experiment]], done: Results) -> None:
+def _show_plan(
+    screen: Console, planned: dict[Exhibit, list[Experiment]], answered: Callable[[Experiment], bool], done: Results, here: str
+) -> None:
     table = Table("name", "what", box=None, header_style="bold")
     for title in ("runs", "done", "to do", "one after the other"):
         table.add_column(title, justify="right")
     for exhibit, runs in planned.items():
-        left = [run for run in runs if not done.done(run)]
-        seconds = estimate(left, done)
-        time = "" if not left else "?" if seconds is None else duration(seconds)
+        left = [run for run in runs if not answered(run)]
+        time = _time(left, done, here, 1) if left else ""
         table.add_row(exhibit.name, exhibit.title, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
     screen.print(table)
     screen.print("A run that stands in several of them is done once.", style="dim")
+
+
+def _time(left: list[Experiment], done: Results, here: str, jobs: int) -> str:
+    seconds, unknown = estimate(left, done, here)
+    if unknown == len(left):
+        return "time unknown"  # no such run was made on this hardware yet
+    return f"about {duration(seconds / jobs)}" + (f", {unknown} unknown" if unknown else "")

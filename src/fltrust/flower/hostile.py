@@ -39,15 +39,24 @@ Arrays = dict[str, NDArray[Any]]
 
 def misbehave(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """The mod: an honest node's messages pass untouched, as do all that do not ask for training."""
-    m, node = int(context.run_config.get("malicious", 0)), int(context.node_config.get("partition-id", 0))
-    kinds = str(context.run_config.get("hostile", "")).split()
+    m, kinds = int(context.run_config.get("malicious", 0)), str(context.run_config.get("hostile", "")).split()
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise InputError(f"unknown kind of hostile node {unknown[0]!r}; known: {', '.join(KINDS)}")
-    if node >= m or not kinds or not message.metadata.message_type.startswith("train"):
+    if m == 0 or not kinds or not message.metadata.message_type.startswith("train"):
         return call_next(message, context)
-    t = next(int(str(record["server-round"])) for record in message.content.config_records.values() if "server-round" in record)
-    turn = Turn(message, context, call_next, m, node, t)
-    return KINDS[kinds[((t - 1) * m + node) % len(kinds)]].play(turn)
+    if "partition-id" not in context.node_config:
+        raise InputError(f"{m} nodes are to be hostile, those with the lowest partition-id, but this one has none: see --node-config")
+    node, t = int(context.node_config["partition-id"]), _round(message)
+    if node >= m:
+        return call_next(message, context)
+    return KINDS[kinds[((t - 1) * m + node) % len(kinds)]].play(Turn(message, context, call_next, m, node, t))
+
+
+def _round(message: Message) -> int:
+    for record in message.content.config_records.values():
+        if "server-round" in record:
+            return int(str(record["server-round"]))
+    raise InputError("hostile nodes take turns by rounds, but the message does not say which it is: its config lacks server-round")
 
 
 class Turn(NamedTuple):
@@ -62,10 +71,12 @@ class Turn(NamedTuple):
 
     def honest(self, node: int | None = None) -> Message:
         """What this node, or another of the hostile ones, would reply if it were honest."""
-        instead = copy.copy(self.context)
-        instead.state = copy.deepcopy(self.context.state)
-        instead.node_config = {**self.context.node_config, "partition-id": self.node if node is None else node}
-        return self.app(copy.deepcopy(self.message), instead)
+        context = self.context
+        if node not in (None, self.node):
+            context = copy.copy(context)
+            context.state = copy.deepcopy(context.state)
+            context.node_config = context.node_config | {"partition-id": node}
+        return self.app(copy.deepcopy(self.message), context)
 
     @property
     def asked(self) -> Arrays:
@@ -183,7 +194,7 @@ def _attack(attack_name: str) -> Callable[[Turn], Message]:
     return play
 
 
-# ---------------------------------------------------------------- replies that are no updates
+# ---------------------------------------------------------------- arrays that it did not learn
 
 
 def _boast(turn: Turn) -> Message:

@@ -9,10 +9,13 @@ anyway, they are put in an order that depends on nothing but themselves.
 import hashlib
 import math
 
+import numpy as np
 from torch import Tensor
 
 from fltrust.accumulate import TrustAccumulator
-from fltrust.rules import check_like, direction_and_norm, trusted_sum
+from fltrust.rules import Rows, check_like, direction_and_norm, measure
+
+_BLOCK = 1 << 15  # values that are worked on at a time, so that they stay in the cache
 
 
 class ExactTrust(TrustAccumulator):
@@ -25,24 +28,32 @@ class ExactTrust(TrustAccumulator):
 
     def __init__(self, root_update: Tensor, n: int) -> None:
         super().__init__(root_update)
-        _, exponent = math.frexp(max(n, 4) * float(direction_and_norm(root_update)[1]))
+        self.direction, norm = direction_and_norm(root_update)
+        self.norm = float(norm)
+        _, exponent = math.frexp(max(n, 4) * self.norm)
         self._magnet = math.ldexp(
             1.5, exponent
         )  # added and taken away again it leaves multiples of u: floats of this size are so far apart
 
     def add_many(self, updates: Tensor) -> Tensor:
         check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
-        trusts = updates.new_empty(len(updates))
-        total = self._sum.numpy()  # numpy, since torch would wake its threads for each of these short sums
-        for i in range(len(updates)):  # one by one, since only what is added to the sum is rounded to multiples of u
-            share, trust = trusted_sum(updates[i : i + 1].detach(), self._root_update)
-            rounded = share.numpy()
-            rounded += self._magnet
-            rounded -= self._magnet
-            total += rounded
-            self._trust.append(float(trust))
-            trusts[i] = trust[0]
-        return trusts
+        trust = [self.add_measured(updates[i], measure(updates[i : i + 1], self.direction)) for i in range(len(updates))]
+        return updates.new_tensor(trust)
+
+    def add_measured(self, update: Tensor, row: Rows) -> float:
+        """Takes in an update (d,) whose length and cosine with `direction` are known already, and returns its trust."""
+        trust = float(row.cosine[0].clamp(min=0))
+        self._trust.append(trust)
+        if trust > 0:
+            scale, factor = float(row.scale[0]), trust * self.norm / float(row.length[0])
+            numbers, total = update.detach().numpy(), self._sum.numpy()  # numpy, since torch would wake its threads for so little
+            for start in range(0, len(total), _BLOCK):
+                share = numbers[start : start + _BLOCK] / np.float64(scale)
+                share *= factor
+                share += self._magnet
+                share -= self._magnet
+                total[start : start + _BLOCK] += share
+        return trust
 
 
 def sort_rows(updates: Tensor) -> list[int]:

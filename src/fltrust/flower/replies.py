@@ -1,7 +1,7 @@
 """A reply is read as if its sender meant harm: everything is compared with what was asked for before anything is computed with it.
 
 Nothing is unpickled, evaluated or parsed: an array's bytes must begin with the header that numpy.save writes for the shape and dtype that
-are expected, and what follows is looked at where it lies. So a reply costs no memory but its own and one update (d,).
+are expected, and what follows is looked at where it lies. So a reply costs no memory but its own.
 """
 
 from collections.abc import Mapping
@@ -42,9 +42,8 @@ class Limits:
 
 
 class Sent(NamedTuple):
-    """What a valid reply holds."""
+    """What a valid reply holds beside its update."""
 
-    update: Tensor  # (d,) what the node changed the parameters by
     buffers: Tensor | None  # all buffers in one vector, float64, where they are wanted
     examples: float | None  # as reported, at most Limits.most_examples
 
@@ -54,17 +53,17 @@ def is_gone(reply: object) -> bool:
     return isinstance(reply, Message) and reply.has_error() and reply.error.code in UNAVAILABLE
 
 
-def read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits) -> Sent:
-    """The update in a reply to round t's model `before`; raises ReplyError, and nothing else, whatever the reply is."""
+def read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits, update: Tensor) -> Sent:
+    """Writes into `update` (d,) what a reply changed of round t's model `before`; raises ReplyError, and nothing else, whatever it is."""
     try:
-        return _read(reply, t, layout, before, limits)
+        return _read(reply, t, layout, before, limits, update)
     except ReplyError:
         raise
     except Exception as problem:  # what no check foresaw is the sender's loss alone
         raise ReplyError("unreadable", f"{type(problem).__name__}: {plain(problem)}") from None
 
 
-def _read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits) -> Sent:
+def _read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits, update: Tensor) -> Sent:
     if reply.has_error():
         detail = f"code {reply.error.code}: {_last_line(reply.error.reason)}"
         raise ReplyError("unavailable" if is_gone(reply) else "error", detail)
@@ -80,14 +79,13 @@ def _read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits
     if extra := [name for name in arrays if name not in layout.shapes]:
         raise ReplyError("names", f"has {len(extra)} arrays too many, '{plain(extra[0], 60)}' first")
     examples = _examples(content, limits)
-    update = torch.empty(layout.d, dtype=layout.dtype)
     for name, part in layout.parts(update):
         after = decode(arrays[name], name, layout)
         _check_values(after, name, limits.most_value)
         with np.errstate(all="ignore"):
             np.subtract(after, before[name], out=part, dtype=part.dtype)
     buffers = _buffers(arrays, layout, limits.most_value) if limits.take_buffers else None
-    return Sent(update, buffers, examples)
+    return Sent(buffers, examples)
 
 
 def _last_line(text: object) -> str:

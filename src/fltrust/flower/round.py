@@ -65,8 +65,8 @@ class Round:
         self._root_update: Tensor | None = None
         self._direction: Tensor | None = None
         self._stream: ExactTrust | None = None  # FLTrust takes each update as it comes ...
-        self._rows: Tensor | None = None  # ... the other rules need them all (n, d)
-        self._has_weights = False
+        self._rows: Tensor | None = None  # (n, d): the other rules need them all; for FLTrust n is 1
+        self._rooted = self._has_weights = False
 
     def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
         """The server's own change of the arrays; it must be there before the first reply is taken."""
@@ -82,11 +82,14 @@ class Round:
                 raise InputError(f"the root update's {name!r} has the shape {part.shape}, not {self.layout.shapes[name]}")
         self._root_update = self.layout.vector(self._root.__getitem__)
         self._root = {name: part for name, part in self._root.items() if name in self.layout.buffers}
-        self._direction, norm = direction_and_norm(self._root_update)
-        if norm == 0 and self.rule.needs_root:
-            self._keep("root-unusable")
         if type(self.rule) is FLTrust:
             self._stream = ExactTrust(self._root_update, len(self.nodes))
+            self._direction = self._stream.direction
+        else:
+            self._direction, _ = direction_and_norm(self._root_update)
+        if self.rule.needs_root and not self._direction.any():
+            self._keep("root-unusable")
+        self._rooted = True
 
     def take(self, node: int, reply: Message | Exception) -> None:
         """A reply, or what kept it from being read; whatever it is, it decides about this node alone."""
@@ -98,10 +101,11 @@ class Round:
         try:
             if isinstance(reply, Exception):
                 raise ReplyError("unreadable", f"{type(reply).__name__}: {plain(reply)}")
-            sent = read(reply, self.t, self.layout, self.before, self.limits)
-            row = measure(sent.update[None], self._direction)
+            update = self._place()
+            sent = read(reply, self.t, self.layout, self.before, self.limits, update)
+            row = measure(update[None], self._direction)
             if not row.usable[0]:
-                if sent.update.any():
+                if update.any():
                     raise ReplyError("not-finite", "the difference from what was sent out is not finite")
                 raise ReplyError("zero-update", "the arrays are those that were sent out")
         except ReplyError as problem:
@@ -112,21 +116,23 @@ class Round:
         entry.norm = float(row.norm[0])
         if self._direction is not None:
             entry.cosine = float(row.cosine[0])
-        if self._stream is not None:
-            trusted = self._stream.add(sent.update) > 0
-        else:
-            if self._rows is None:
-                self._rows = torch.empty(len(self.nodes), self.layout.d, dtype=self.layout.dtype)  # memory is taken as rows are filled
-            self._rows.numpy()[len(self._order)] = sent.update  # numpy copies without waking torch's threads
-            trusted = True
+        trusted = self._stream is None or self._stream.add_measured(update, row) > 0
         if sent.buffers is not None and trusted:
             self._buffers[node] = sent.buffers
         self._order.append(node)
         self._sizes.append(1.0 if sent.examples is None else sent.examples)
 
+    def _place(self) -> Tensor:
+        """Where the next update (d,) is written: over the last one, which FLTrust has taken in, or below those that are kept."""
+        if self._rows is None:
+            rows = len(self.nodes) if self._stream is None else 1
+            self._rows = torch.empty(rows, self.layout.d, dtype=self.layout.dtype)  # memory is taken as rows are filled
+        return self._rows[len(self._order) if self._stream is None else 0]
+
     def close(self) -> Arrays:
         """The global arrays after this round: those before it if it is `kept`."""
         aggregate = self._aggregate()
+        self._stream = self._rows = self._direction = self._root_update = None  # large, and no longer needed
         if aggregate is not None and aggregate.weight is not None:
             self._has_weights = True
             for node, weight in zip(self._order, aggregate.weight.tolist(), strict=True):
@@ -194,7 +200,6 @@ class Round:
     def record(self) -> dict[str, Any]:
         """This round's line of the audit, with the simulator's fields first."""
         entries = list(self.entries.values())
-        rooted = self._direction is not None
 
         def column(name: str) -> list[float | None]:
             return [_short(getattr(entry, name)) for entry in entries]
@@ -210,7 +215,7 @@ class Round:
             "clients": list(self.entries),
             "weight": column("weight") if self._has_weights else None,
             "trust": trust if self.rule.needs_root else None,
-            "cosine": column("cosine") if rooted else None,
+            "cosine": column("cosine") if self._rooted else None,
             "norm": column("norm"),
             "verdict": [entry.verdict for entry in entries],
             "reason": [entry.reason for entry in entries],

@@ -41,7 +41,7 @@ CLIENTS = Exhibit(
     kind="figure",
     title="Figure 5: number of clients, MNIST-0.5, 20 % malicious",
     claim="FLTrust withstands the attacks for every number of clients from 50 to 400; Krum, Trim-mean and Median do not withstand the "
-    "Krum, Trim and adaptive attacks.",
+    "Krum, Trim or adaptive attacks.",
     page="attack",
     row="clients",
     column="rule",
@@ -65,7 +65,7 @@ def _with_share(dataset: str, rule: str, attack: str, share: int) -> Experiment:
 
 
 def _applies(rule: str, share: int) -> bool:
-    """Trim-mean would throw everything away from a half on, and Krum needs three clients more than the malicious ones."""
+    """Trim-mean would throw everything away from a half on."""
     return rule != "trim-mean" or share < 50
 
 
