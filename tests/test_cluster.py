@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ SHORT = {"rounds": 12, "evaluate_every": 4, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
-def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the cluster's workers keep what they have not finished."""
-    return tmp_path_factory.mktemp("unfinished")
+def unfinished() -> Iterator[Path]:
+    """Where the cluster's workers keep what they have not finished. A short name: Ray's sockets lie there too."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
