@@ -31,9 +31,8 @@ class ExactTrust(TrustAccumulator):
         self.direction, norm = direction_and_norm(root_update)
         self.norm = float(norm)
         _, exponent = math.frexp(max(n, 4) * self.norm)
-        self._magnet = math.ldexp(
-            1.5, exponent
-        )  # added and taken away again it leaves multiples of u: floats of this size are so far apart
+        # Added and taken away again it leaves multiples of u: floats of this size are so far apart.
+        self._magnet = math.ldexp(1.5, exponent)
 
     def add_many(self, updates: Tensor) -> Tensor:
         check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
