@@ -144,7 +144,7 @@ def test_crop_and_flip_moves_and_mirrors() -> None:
     assert not moved[..., -1, :].any()
     mirrored = crop_and_flip(images, torch.tensor([4, 4, 1]).expand(2, 1, 1, 3))
     assert torch.equal(mirrored, images.flip(-1))
-    shifts = draw_shifts(0, range(400), (2, 1, 3), np.tile([0, 1], (400, 1)))
+    shifts = draw_shifts(0, "crop and flip", range(400), (2, 1, 3), np.tile([0, 1], (400, 1)))
     assert shifts.shape == (400, 2, 1, 3, 3)
     assert [sorted(set(shifts[..., i].ravel())) for i in range(3)] == [list(range(9)), list(range(9)), [0, 1]]
 

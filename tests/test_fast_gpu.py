@@ -76,19 +76,21 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 3, 2)
+        self.wide = nn.Conv2d(3, 3, 5, padding=2)
+        self.norm = nn.BatchNorm2d(3)
         self.block = ResidualBlock(3, 5, 2)
         self.twice = nn.Linear(5, 5)
         self.output = nn.Linear(5, 10, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = self.block(self.conv(images)).mean((2, 3))
+        hidden = self.block(self.norm(self.wide(self.conv(images)))).mean((2, 3))
         logits: Tensor = self.output(self.twice(self.twice(hidden).relu()))
         return logits
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_shared_gradients_are_those_of_each_client_alone(precision: str) -> None:
-    torch.manual_seed(2)
+    torch.manual_seed(5)  # with some, a ReLU is so near zero that half precision puts it on the other side
     model = Model(Small().to(DEVICE))
     weights = model.initial_weights.to(DEVICE)
     batch = draw((2, 6, 5), 3, 4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_task
-from torch import nn
+from torch import Tensor, nn
 
 from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Scaling, Trigger, TrimAttack
 from fltrust.data import Task
@@ -231,21 +231,29 @@ def test_the_schedule_scales_each_round() -> None:
         weights = record.weights
 
 
-def test_augmented_images_are_what_the_clients_train_on() -> None:
+def test_augmented_images_are_what_clients_and_server_train_on() -> None:
     run, task = small_run(rounds=1, augment=True), small_task(side=6)
     (_, _, draw), *_ = _draws(run, task, 0)
     assert draw.shift is not None
-    moved = draw._replace(shift=torch.tensor([4, 4, 0]).expand(draw.shift.shape))
-    plain = play_round(run, task, task.model.initial_weights, draw._replace(shift=None), 0, torch.Generator())
-    still = play_round(run, task, task.model.initial_weights, moved, 0, torch.Generator())
-    augmented = play_round(run, task, task.model.initial_weights, draw, 0, torch.Generator())
-    assert plain.sent is not None
-    assert still.sent is not None
-    assert augmented.sent is not None
-    assert torch.equal(plain.sent, still.sent)
-    assert not torch.allclose(plain.sent, augmented.sent)
+    assert draw.root_shift is not None
+    still = draw._replace(shift=unmoved(draw.shift), root_shift=unmoved(draw.root_shift))
+
+    def trained(draw: Draw) -> tuple[Tensor, Tensor]:
+        outcome = play_round(run, task, task.model.initial_weights, draw, 0, torch.Generator())
+        assert outcome.sent is not None
+        assert outcome.root_update is not None
+        return outcome.sent, outcome.root_update
+
+    for clients_or_server in (0, 1):
+        plain = trained(draw._replace(shift=None, root_shift=None))[clients_or_server]
+        assert torch.equal(plain, trained(still)[clients_or_server])
+        assert not torch.allclose(plain, trained(draw)[clients_or_server])
     with pytest.raises(InputError, match="only images"):
         next(simulate(run, small_task()))
+
+
+def unmoved(shift: Tensor) -> Tensor:
+    return torch.tensor([4, 4, 0]).expand(shift.shape)
 
 
 def test_a_task_that_was_not_poisoned_is_refused() -> None:

@@ -206,9 +206,9 @@ def draw_clients(seed: int, rounds: Sequence[int], num_clients: int, per_round: 
     return np.stack([np.sort(stream(seed, "clients", t).choice(everyone, per_round, replace=False)) for t in rounds])
 
 
-def draw_shifts(seed: int, rounds: Sequence[int], shape: tuple[int, ...], clients: NDArray[np.int64]) -> NDArray[np.int64]:
+def draw_shifts(seed: int, purpose: str, rounds: Sequence[int], shape: tuple[int, ...], clients: NDArray[np.int64]) -> NDArray[np.int64]:
     """(rounds, n, steps, b, 3): how far each image is moved down and right (0..8 of a border of 4), and whether it is mirrored."""
-    drawn = np.stack([stream(seed, "crop and flip", t).integers(0, (9, 9, 2), (*shape, 3)) for t in rounds])
+    drawn = np.stack([stream(seed, purpose, t).integers(0, (9, 9, 2), (*shape, 3)) for t in rounds])
     return np.take_along_axis(drawn, clients[:, :, None, None, None], axis=1)
 
 

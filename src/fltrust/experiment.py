@@ -46,7 +46,7 @@ class Experiment:
     warmup: int = 0  # rounds over which the learning rate rises to its value
     loss: Loss = "sum"  # over a batch; the paper's learning rates work only with the sum
     standardise: bool = False  # each feature to mean 0 and deviation 1 over the training examples
-    augment: bool = False  # random crop and flip of the clients' images
+    augment: bool = False  # random crop and flip of the images, the root set's too
     root_size: int = 100  # |D_0|
     root_bias: float | None = None  # case II: the share of class 1 in the root set; None is case I
     root_sampling: RootSampling = "quota"  # exact numbers per class (released code), or examples drawn at random

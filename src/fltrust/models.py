@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fltrust.errors import InputError
 
@@ -53,6 +54,25 @@ class LogisticRegression(nn.Module):
         return logits
 
 
+# Functions with a name of their own, which `fast/shared_gradients.py` replaces by one pass over the images on a GPU.
+
+
+def norm_relu(images: Tensor, norm: nn.BatchNorm2d, beside: Tensor | None = None) -> Tensor:
+    """relu(norm(images) + beside)."""
+    if has_torch_function_unary(images):
+        return handle_torch_function(norm_relu, (images,), images, norm, beside)
+    normed = norm(images)
+    result: Tensor = (normed if beside is None else normed + beside).relu()
+    return result
+
+
+def shortcut(images: Tensor, stride: int, new_channels: int) -> Tensor:
+    """He et al.'s option A, a shortcut without parameters: every `stride`-th pixel, and zeros for the new channels."""
+    if has_torch_function_unary(images):
+        return handle_torch_function(shortcut, (images,), images, stride, new_channels)
+    return functional.pad(images[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, new_channels))
+
+
 class ResidualBlock(nn.Module):
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -63,13 +83,9 @@ class ResidualBlock(nn.Module):
         self.stride, self.new_channels = stride, channels - channels_in
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = self.norm1(self.conv1(images)).relu()
-        # He et al.'s option A: a shortcut without parameters, every second pixel and zeros for the new channels.
-        shortcut = images
-        if self.new_channels:
-            shortcut = functional.pad(images[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
-        block: Tensor = (self.norm2(self.conv2(hidden)) + shortcut).relu()
-        return block
+        hidden = norm_relu(self.conv1(images), self.norm1)
+        beside = shortcut(images, self.stride, self.new_channels) if self.new_channels else images
+        return norm_relu(self.conv2(hidden), self.norm2, beside)
 
 
 class ResNet20(nn.Module):
@@ -90,7 +106,7 @@ class ResNet20(nn.Module):
         self.output = nn.Linear(64, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = self.blocks(self.norm(self.conv(images)).relu())
+        hidden = self.blocks(norm_relu(self.conv(images), self.norm))
         logits: Tensor = self.output(hidden.mean((2, 3)))
         return logits
 

@@ -27,6 +27,7 @@ class Draw(NamedTuple):
     shift: Tensor | None  # (n, R, b, 3): crop and flip of each example, where the experiment augments
     root_examples: Tensor  # (1, R, b0)
     root_share: Tensor  # (1, R, b0)
+    root_shift: Tensor | None  # (1, R, b0, 3)
     sizes: Tensor  # (n,): how many examples each client says it has
     global_lr: Tensor  # (): the paper's alpha in this round
 
@@ -66,15 +67,18 @@ def play_round(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int,
 
 
 def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
-    images, labels = task.images[draw.examples], task.labels[draw.examples]
-    if draw.shift is not None:
-        images = crop_and_flip(images, draw.shift)
-    return local_updates(task.model, weights, images, labels, draw.share, run.local_lr, run.precision)
+    return _updates(run, task, weights, draw.examples, draw.share, draw.shift)
 
 
 def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
-    images, labels = task.images[draw.root_examples], task.labels[draw.root_examples]
-    return local_updates(task.model, weights, images, labels, draw.root_share, run.local_lr, run.precision)[0]
+    return _updates(run, task, weights, draw.root_examples, draw.root_share, draw.root_shift)[0]
+
+
+def _updates(run: Experiment, task: Task, weights: Tensor, examples: Tensor, share: Tensor, shift: Tensor | None) -> Tensor:
+    images, labels = task.images[examples], task.labels[examples]
+    if shift is not None:
+        images = crop_and_flip(images, shift)
+    return local_updates(task.model, weights, images, labels, share, run.local_lr, run.precision)
 
 
 AT_ONCE = 200  # clients whose updates are in memory together, in a round of more than MANY

@@ -1,6 +1,6 @@
 """An experiment becomes records, one per round: the loop around `round.py`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,13 +136,17 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
     for first in range(after + 1, run.rounds + 1, block):
         rounds = range(first, min(first + block, run.rounds + 1))
         clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round)  # (rounds, n)
+        server = np.zeros((len(rounds), 1), np.int64)  # the only one of its kind
         batch = batches.draw(rounds, clients)
         root_batch = whole_root
         if run.root_batch == "batch":
-            root_batch = root.draw(rounds, np.zeros((len(rounds), 1), np.int64))
-        shifts = None
+            root_batch = root.draw(rounds, server)
+        shifts: Sequence[Tensor | None] = [None] * len(rounds)
+        root_shifts = shifts
         if run.augment:
-            shifts = on_device(draw_shifts(run.seed, rounds, (run.num_clients, *batch.examples.shape[2:]), clients))
+            of_all = (run.num_clients, *batch.examples.shape[2:])
+            shifts = on_device(draw_shifts(run.seed, "crop and flip", rounds, of_all, clients)).unbind()
+            root_shifts = on_device(draw_shifts(run.seed, "root crop and flip", rounds, root_batch.examples.shape[1:], server)).unbind()
         whole_block = (
             on_device(batch.examples),
             on_device(batch.share),
@@ -153,7 +157,7 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
         )
         for i, t in enumerate(rounds):
             examples, share, root_examples, root_share, sizes, lr = (part[i] for part in whole_block)
-            yield t, clients[i], Draw(examples, share, None if shifts is None else shifts[i], root_examples, root_share, sizes, lr)
+            yield t, clients[i], Draw(examples, share, shifts[i], root_examples, root_share, root_shifts[i], sizes, lr)
 
 
 Play = Callable[[Draw, int, int], Outcome]
