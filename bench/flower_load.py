@@ -102,8 +102,8 @@ class Load(Grid):
     def reply(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
         own = np.array([node], np.float32).tobytes()
-        arrays = {  # bytes of its own, as if they had come over a network
-            name: Array(array.dtype, array.shape, array.stype, b"".join((array.data[:-4], own)))
+        arrays = {  # bytes of its own, as if they had come over a network; the first number, behind a header of 128, is its node's
+            name: Array(array.dtype, array.shape, array.stype, b"".join((array.data[:128], own, array.data[132:])))
             for name, array in self.pool[node % len(self.pool)].items()
         }
         return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}), reply_to=message)

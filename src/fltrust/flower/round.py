@@ -126,7 +126,9 @@ class Round:
         """Where the next update (d,) is written: over the last one, which FLTrust has taken in, or below those that are kept."""
         if self._rows is None:
             rows = len(self.nodes) if self._stream is None else 1
-            self._rows = torch.empty(rows, self.layout.d, dtype=self.layout.dtype)  # memory is taken as rows are filled
+            # Memory is taken as rows are filled; numpy, unlike torch, asks for it in large pages, which are much faster to take.
+            dtype = np.float64 if self.layout.dtype == torch.float64 else np.float32
+            self._rows = torch.from_numpy(np.empty((rows, self.layout.d), dtype))
         return self._rows[len(self._order) if self._stream is None else 0]
 
     def close(self) -> Arrays:
