@@ -51,7 +51,7 @@ CONFIG = {"seed": 0, "bias": 0.1, "steps": 30, "learning-rate": 0.1, "malicious"
 
 
 def play(app: Path, directory: Path, nodes: int, **config: str | int | float) -> None:
-    """A run of the app, ServerApp and ClientApp, in this process; node i has the id i + 1."""
+    """A run of the app, ServerApp and ClientApp, in this process; node i has the id i + 2 (1 is the SuperLink's own)."""
     run_config = {**CONFIG, "nodes": nodes, "directory": str(directory), **config}
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     sys.path.insert(0, str(app))
@@ -80,7 +80,7 @@ class LocalGrid:
     def __init__(self, app: ClientApp, nodes: int, run_config: Any) -> None:
         self.app, self.replies, self.sent = app, dict[str, Message](), 0
         self.contexts = {
-            i + 1: Context(1, i + 1, {"partition-id": i, "num-partitions": 10}, RecordDict(), run_config) for i in range(nodes)
+            i + 2: Context(1, i + 2, {"partition-id": i, "num-partitions": 10}, RecordDict(), run_config) for i in range(nodes)
         }
 
     def get_node_ids(self) -> list[int]:

@@ -27,6 +27,7 @@ from test_flower_strategy import (
     FakeGrid,
     arrays_of,
     as_record,
+    gone,
     honest,
     records,
     reply_with,
@@ -273,7 +274,7 @@ def mixed(node: int, message: Message) -> object:
     if node == 3 and t % 2:
         return Message(Error(2, "RuntimeError: \x1b[31mgone\x07"), reply_to=message)
     if node == 4 and t == 2:
-        return Message(Error(5, "offline"), reply_to=message)
+        return gone(message)
     return reply_with(message, after)
 
 

@@ -213,14 +213,22 @@ def _huge(turn: Turn) -> Message:
 
 def _one(value: float) -> Callable[[Turn], Message]:
     """One value of one array is enough."""
-    return lambda turn: turn.reply(lambda arrays: next(a for a in arrays.values() if a.dtype.kind == "f").put(0, value))
+    return lambda turn: turn.reply(lambda arrays: arrays[_parameters(arrays)[0]].put(0, value))
+
+
+def _parameters(arrays: Arrays) -> list[str]:
+    """The arrays that the server looks at, the smallest of several values first."""
+    from fltrust.flower.layout import is_statistic  # it loads torch
+
+    names = [name for name, array in arrays.items() if array.dtype.kind == "f" and not is_statistic(name)]
+    return sorted(names, key=lambda name: (arrays[name].size < 2, arrays[name].size))
 
 
 def _swap(change: Callable[[NDArray[Any]], NDArray[Any]]) -> Callable[[Turn], Message]:
-    """The smallest array of several values in another form."""
+    """A parameter in another form."""
 
     def swap(arrays: Arrays) -> None:
-        name = min((name for name, array in arrays.items() if array.size > 1), key=lambda name: arrays[name].size)
+        name = _parameters(arrays)[0]
         arrays[name] = change(arrays[name])
 
     return lambda turn: turn.reply(swap)
@@ -326,7 +334,7 @@ KINDS: dict[str, Kind] = {
     "zero": Kind(_zero, "zero-update", "sends the model back as it came"),
     "wrong-shape": Kind(_swap(lambda array: array[:-1]), "shape", "an array is one row short"),
     "wrong-dtype": Kind(_swap(lambda array: array.astype("S8")), "dtype", "an array holds text"),
-    "missing-array": Kind(lambda turn: turn.reply(dict.popitem), "names", "an array is missing"),
+    "missing-array": Kind(lambda turn: turn.reply(lambda arrays: arrays.pop(_parameters(arrays)[0])), "names", "an array is missing"),
     "extra-array": Kind(lambda turn: turn.reply(lambda arrays: arrays.update(extra=np.zeros(3))), "names", "an array too many"),
     "oversized": Kind(_oversized, "too-large", "a reply of a hundred times the size"),
     "other-round": Kind(_other_round, "other-round", "says that it is the reply to the round before"),

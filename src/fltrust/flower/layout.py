@@ -38,8 +38,11 @@ class Layout:
             raise InputError(f"buffers names {unknown[0]!r}, which is not among the {len(arrays)} arrays of the model")
         chosen = buffers if callable(buffers) else frozenset(buffers).__contains__
         for name, array in arrays.items():
-            if array.dtype.kind not in "fiub":
-                raise InputError(f"array {name!r} holds {array.dtype}: floating point, integers and booleans can be sent, nothing else")
+            if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8 or not array.dtype.isnative:
+                raise InputError(
+                    f"array {name!r} holds {array.dtype}: floating point, integers and booleans of this machine's byte order "
+                    "and at most 64 bits can be sent, nothing else"
+                )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise InputError(f"array {name!r} of the initial model holds NaN or infinity")
         layout = Layout(

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.verdicts import REASONS, plain
 
-UNAVAILABLE = (3, 4, 5)  # Flower's codes for: message gone, reply gone, node offline
-_SLACK = 1 << 20  # bytes that a reply may have beside the model: names, headers, metrics
+_SLACK = 1 << 20  # bytes that a reply may have beside the model: metrics ...
+_SLACK_PER_ARRAY = 1 << 10  # ... names and headers
 
 
 class ReplyError(Exception):
@@ -40,6 +41,9 @@ class Limits:
     weighted_by_key: str = "num-examples"
     take_buffers: bool = False
 
+    def bytes_for(self, layout: Layout) -> int:
+        return layout.nbytes + _SLACK + _SLACK_PER_ARRAY * len(layout.shapes) if self.most_bytes is None else self.most_bytes
+
 
 class Sent(NamedTuple):
     """What a valid reply holds beside its update."""
@@ -49,8 +53,8 @@ class Sent(NamedTuple):
 
 
 def is_gone(reply: object) -> bool:
-    """Whether this is no reply but Flower's word that there will be none."""
-    return isinstance(reply, Message) and reply.has_error() and reply.error.code in UNAVAILABLE
+    """Whether this is no reply but the SuperLink's word that there will be none: the message expired, or the node is offline."""
+    return isinstance(reply, Message) and reply.metadata.src_node_id == SUPERLINK_NODE_ID
 
 
 def read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits, update: Tensor) -> Sent:
@@ -70,7 +74,7 @@ def _read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits
     if not reply.has_content() or not isinstance(reply.content, RecordDict):
         raise ReplyError("content", "the reply is empty")
     content = reply.content
-    _check_size(content, layout.nbytes + _SLACK if limits.most_bytes is None else limits.most_bytes)
+    _check_size(content, limits.bytes_for(layout))
     _check_round(reply, content, t)
     arrays = _arrays(content)
     wanted = layout.shapes.keys() if limits.take_buffers else layout.parameters

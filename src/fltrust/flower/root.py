@@ -46,7 +46,8 @@ def root_of(
     def root(arrays: Arrays) -> Arrays:
         if (ours := list(module.state_dict())) != list(arrays):
             odd = sorted(set(ours) ^ set(arrays))
-            raise InputError(f"the root module's arrays are not the model's: {odd[0]!r} is in one only" if odd else "their order differs")
+            difference = f"{odd[0]!r} is in one only" if odd else "their order differs"
+            raise InputError(f"the root module's arrays are not the model's: {difference}")
         module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
         checksum = 0
         for array in arrays.values():
@@ -64,6 +65,7 @@ def root_of(
                 optimiser.zero_grad()
                 loss(module(examples[picked]), labels[picked]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
-        return {name: np.asarray(after.cpu().numpy() - arrays[name]) for name, after in module.state_dict().items()}
+        trained = {name: after.cpu().numpy() for name, after in module.state_dict().items() if after.dtype != torch.bool}
+        return {name: np.asarray(after - arrays[name]) for name, after in trained.items()}
 
     return root

@@ -6,7 +6,7 @@ root_update  (d,)    the server's own
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,10 @@ class Round:
             self._keep("root-unusable")
         self._rooted = True
 
+    def not_sent(self, nodes: Collection[int]) -> None:
+        for node in nodes:
+            self.entries[node].reason = "not-sent"
+
     def take(self, node: int, reply: Message | Exception) -> None:
         """A reply, or what kept it from being read; whatever it is, it decides about this node alone."""
         entry = self.entries.get(node)
@@ -99,6 +103,8 @@ class Round:
                 self.extra.append((node, "stranger" if entry is None else "duplicate"))
             return
         try:
+            if isinstance(reply, ReplyError):
+                raise reply
             if isinstance(reply, Exception):
                 raise ReplyError("unreadable", f"{type(reply).__name__}: {plain(reply)}")
             update = self._place()
@@ -139,7 +145,7 @@ class Round:
             self._has_weights = True
             for node, weight in zip(self._order, aggregate.weight.tolist(), strict=True):
                 self.entries[node].weight = weight
-                if self.rule.needs_root and weight == 0:
+                if self.rule.needs_root and weight == 0 and (self.entries[node].cosine or 0) <= 0:
                     self.entries[node].verdict = "zero-trust"
         if aggregate is None or self.kept is not None:
             return self.before

@@ -19,8 +19,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from fltrust.errors import InputError
 from fltrust.experiment import name_of
 from fltrust.flower.audit import FederationDirectory
+from fltrust.flower.fetch import look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
-from fltrust.flower.mailbox import PATIENCE, Mailbox
+from fltrust.flower.mailbox import Mailbox
 from fltrust.flower.replies import Limits, is_gone
 from fltrust.flower.root import Root
 from fltrust.flower.round import Round
@@ -38,13 +39,14 @@ class RobustStrategy(Strategy):
     root                 global arrays -> the change that the server's own training makes of each; for the rules that need it
     directory            where audit and model are kept; a run that was interrupted there goes on
     global_lr            alpha of the paper: the model moves by this times the rule's update
-    fraction_train, min_train_nodes, min_available_nodes    as in Flower's FedAvg
+    fraction_train, min_train_nodes    as in Flower's FedAvg
+    min_available_nodes  how many must be there before the first round; before later ones it waits for so many at most a round's deadline
     min_replies          with fewer valid replies a round keeps the model
     buffers              arrays (by name, or a function of the name) that are no parameters: they are not in the cosine, and they are not
                          taken from clients but from the root's training, if it gives them
     take_buffers         takes them from clients after all: per coordinate the median over the nodes that had a share
     most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
-    most_bytes           size of a reply; None: the model's and 1 MiB
+    most_bytes           size of a reply; None: the model's, 1 MiB, and 1 KiB for each array
     most_value           largest absolute value in a reply
     seed                 of the choice of nodes
     poll                 seconds between two looks for replies
@@ -90,6 +92,7 @@ class RobustStrategy(Strategy):
         self.limits = Limits(most_bytes, most_value, most_examples, weighted_by_key, take_buffers)
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._time_to_live: float | None = None  # of messages; None: Flower's default
+        self._wait = float("inf")  # seconds for nodes to be there
         self._round: Round | None = None
 
     # ---------------------------------------------------------------- the loop
@@ -116,7 +119,8 @@ class RobustStrategy(Strategy):
         self._time_to_live = 2 * timeout  # after the deadline a reply can still arrive and be named late; then Flower drops it
         self.summary()
         with ExitStack() as stack:
-            mailbox = stack.enter_context(Mailbox(grid, self.poll))
+            most, count = self.limits.bytes_for(layout), len(layout.shapes)
+            mailbox = Mailbox(grid, look_of(grid, most + 1024 * count, 1000 + 4 * count + most // 2**16), self.poll)
             done, arrays = 0, initial
             folder = None
             if self.directory is not None:
@@ -134,20 +138,19 @@ class RobustStrategy(Strategy):
                 # Step I: the nodes that were drawn receive the global model.
                 messages = self.configure_train(t, result.arrays, config, grid)
                 this, started = self._opened(t), time.monotonic()  # after the wait for enough nodes
-                mailbox.send(messages, t, started + self._time_to_live)
+                this.not_sent(set(this.nodes) - mailbox.send(messages, t, started + self._time_to_live))
                 # Step II: nodes and server train from there, at the same time.
                 self._train_root(this)
                 # Step III: the server aggregates what arrives and moves the global model.
-                deadline = started + timeout
-                if time.monotonic() > deadline:
+                if time.monotonic() > started + timeout:
                     log.warning("the root update took longer than the %s s that nodes have: replies that are there now count", timeout)
-                    deadline = time.monotonic() + PATIENCE
-                for asked, reply in mailbox.arrivals(t, deadline):
+                for asked, reply in mailbox.arrivals(t, started + timeout):
                     if asked.t == t:
                         this.take(asked.node, reply)
                     elif not is_gone(reply):
                         this.late.append((asked.node, asked.t))
                 arrays = this.close()
+                self._wait = timeout
                 if this.kept is None:
                     result.arrays = _as_record(arrays)
                 measured = None if evaluate_fn is None else evaluate_fn(t, result.arrays)
@@ -205,9 +208,11 @@ class RobustStrategy(Strategy):
 
     def _drawn(self, t: int, grid: Grid) -> list[int]:
         """The nodes of round t: all of them or a sample, the same again if the same nodes are there."""
-        least = max(self.min_available_nodes, self.min_train_nodes)
-        known = -1
+        least, started, known = max(self.min_available_nodes, self.min_train_nodes), time.monotonic(), -1
         while len(nodes := sorted(grid.get_node_ids())) < least:
+            if least > self.min_train_nodes and time.monotonic() - started >= self._wait:
+                least = self.min_train_nodes  # those who left cannot hold up the others
+                continue
             if len(nodes) != known:
                 log.info("waiting for nodes: %d are there, %d must be", len(nodes), least)
                 known = len(nodes)

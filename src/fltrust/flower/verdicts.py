@@ -25,6 +25,7 @@ REASONS = {
     "duplicate": "a second reply in one round; the first counts",
     "stranger": "a reply from a node that was not asked",
     "unavailable": "Flower says that the node is offline or its message gone",
+    "not-sent": "the server could not send it the model",
     "silent": "no reply until the deadline",
 }
 

@@ -1,0 +1,318 @@
+"""Nodes that misuse the SuperLink itself: with Flower's own state, handlers and grid in this process; only the network is left out."""
+
+import hashlib
+import json
+import logging
+import re
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation.noop_federation_manager import NOOP_FEDERATION_ID, NOOP_FLWR_AID, NoOpFederationManager
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.superlink.servicer.runtime import runtime_handlers
+from test_flower_strategy import records, same
+
+from fltrust.flower import RobustStrategy
+from fltrust.rules import FedAvg
+
+MODEL = {"weight": np.zeros((40, 50), np.float32), "bias": np.zeros(50, np.float32)}
+Behaviour = Callable[["Link", int, Message], None]  # what a node does with a message: it may push anything
+
+
+class Link:
+    """A SuperLink with some nodes, each of which gets its messages when the server looks for replies."""
+
+    def __init__(self, nodes: dict[int, Behaviour], honest: int) -> None:
+        """nodes: what the hostile ones do, by their place among all when sorted by id."""
+        manager = NoOpFederationManager()
+        self.state = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, manager, ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)).state()
+        manager.linkstate = self.state
+        self.run = self.state.create_run("a/b", "1", "h" * 8, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+        task = self.state.get_run_info(run_ids=[self.run])[0].primary_task_id
+        self.state.claim_task(task)
+        self.state.activate_task(task)
+        self.ids = sorted(self.state.create_node(NOOP_FLWR_AID, "x", bytes([i]), 1000) for i in range(honest + len(nodes)))
+        for node in self.ids:
+            self.state.activate_node(node, 1000)
+        self.behaviour = {node: nodes.get(place, honest_node) for place, node in enumerate(self.ids)}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run, SUPERLINK_NODE_ID, task
+        self._task = SimpleNamespace(run_id=self.run, task_id=task)
+        self.pulled = 0  # bytes that the server fetched
+        self.asked = 0  # requests for a piece
+        self.grid = HttpGrid(token="any")
+        self.grid._client = self
+        self.grid._run = SimpleNamespace(run_id=self.run)
+
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+        """The server's requests, such as PullMessages."""
+        handler = getattr(runtime_handlers, re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower())
+        return lambda request: handler(request, self.state, self._task)
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802
+        for node, behave in self.behaviour.items():
+            for message in self.state.get_message_ins(node, 1):
+                behave(self, node, message)
+        return runtime_handlers.pull_messages(request, self.state, self._task)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        response = runtime_handlers.pull_object(request, self.state, self._task)
+        self.pulled, self.asked = self.pulled + len(response.object_content), self.asked + 1
+        return response
+
+    def announce(self, node: int, message: Message, tree: ObjectTree | None = None) -> str:
+        """A node's message, of which nothing is uploaded yet."""
+        if message.metadata.message_id == "":
+            message.metadata.__dict__["_message_id"] = message.object_id
+        proto = message_to_proto(remove_content_from_message(message))
+        request = PushMessagesRequest(
+            node=Node(node_id=node), messages_list=[proto], message_object_trees=[tree or get_object_tree(message)]
+        )
+        return fleet_handlers.push_messages(request, self.state).session_id
+
+    def upload(self, node: int, session: str, pieces: dict[str, bytes]) -> None:
+        for name, content in pieces.items():
+            request = PushObjectRequest(
+                node=Node(node_id=node), run_id=self.run, object_id=name, object_content=content, session_id=session
+            )
+            fleet_handlers.push_object(request, self.state)
+
+    def reply(self, node: int, message: Message) -> None:
+        self.upload(node, self.announce(node, message), pieces_of(message))
+
+
+def pieces_of(message: Message) -> dict[str, bytes]:
+    return {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+
+
+def answer(message: Message, arrays: dict[str, np.ndarray]) -> Message:
+    reply = Message(RecordDict({"arrays": ArrayRecord({name: Array(array) for name, array in arrays.items()})}), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+def learnt(message: Message) -> dict[str, np.ndarray]:
+    return {name: array + float(message.metadata.group_id) for name, array in MODEL.items()}
+
+
+def honest_node(link: Link, node: int, message: Message) -> None:
+    link.reply(node, answer(message, learnt(message)))
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
+
+
+def played(link: Link, folder: Path, *, rounds: int = 2, timeout: float = 5.0, **options: Any) -> list[dict[str, Any]]:
+    strategy = RobustStrategy(FedAvg(), directory=folder, poll=0.01, **options)
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    result = strategy.start(link.grid, arrays, num_rounds=rounds, timeout=timeout)
+    last = {name: array + float(rounds) for name, array in MODEL.items()}
+    assert same({name: array.numpy() for name, array in result.arrays.items()}, last)  # what the honest nodes said counted
+    return records(folder)
+
+
+def test_an_honest_federation(tmp_path: Path) -> None:
+    link = Link({}, honest=4)
+    for record in played(link, tmp_path):
+        assert record["verdict"] == ["used"] * 4
+    assert link.asked == 2 * 4 * 7  # message, record, record of arrays, and for each of two arrays itself and its one piece
+
+
+def injected(link: Link, node: int, content: bytes, uploaded: bool) -> None:
+    """A message to the server that answers nothing: Flower hands it over with whatever reply is fetched next."""
+    name = get_object_id(content)
+    metadata = Metadata(
+        run_id=link.run,
+        message_id="",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time(),
+        ttl=1000.0,
+        message_type="query",
+    )
+    metadata.__dict__["_message_id"], metadata.delivered_at = name, ""
+    session = link.announce(node, make_message(metadata=metadata, content=RecordDict()), ObjectTree(object_id=name))
+    if uploaded:
+        link.upload(node, session, {name: content})
+
+
+@pytest.mark.parametrize("uploaded", [True, False])
+def test_messages_that_nobody_asked_for_take_no_reply_with_them(uploaded: bool, tmp_path: Path) -> None:
+    sent = []
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        for i in range(5):
+            injected(link, node, MetricRecord({"x": [float(i), float(message.metadata.group_id)]}).deflate(), uploaded)
+            sent.append(i)
+
+    for record in played(Link({0: hostile}, honest=3), tmp_path, timeout=0.5):
+        assert record["verdict"] == ["missing", "used", "used", "used"]
+    assert len(sent) == 10
+
+
+def test_replies_that_are_announced_and_not_uploaded_hold_up_nobody(tmp_path: Path) -> None:
+    """Twelve of them, looked at before the others in every round."""
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        link.announce(node, answer(message, learnt(message)))
+
+    began = time.monotonic()
+    found = played(Link(dict.fromkeys(range(12), hostile), honest=3), tmp_path, rounds=10, timeout=0.2)
+    assert time.monotonic() - began < 60
+    for record in found:
+        assert record["verdict"] == ["missing"] * 12 + ["used"] * 3
+        assert record["reason"][0] == "silent"
+
+
+def test_a_reply_whose_last_piece_comes_later_is_used(tmp_path: Path) -> None:
+    waiting: list[Callable[[], None]] = []
+
+    def slow(link: Link, node: int, message: Message) -> None:
+        reply = answer(message, learnt(message))
+        session, (first, *rest) = link.announce(node, reply), pieces_of(reply).items()
+        link.upload(node, session, dict(rest))
+        waiting.append(lambda: link.upload(node, session, dict([first])))
+
+    class Patient(Link):
+        looks = 0
+
+        def PullObject(self, request: Any) -> Any:  # noqa: N802
+            self.looks += 1
+            if waiting and self.looks % 20 == 0:
+                waiting.pop()()
+            return super().PullObject(request)
+
+    for record in played(Patient({0: slow}, honest=2), tmp_path):
+        assert record["verdict"] == ["used"] * 3
+
+
+def test_a_late_reply_is_named_and_not_fetched(tmp_path: Path) -> None:
+    held: list[Message] = []
+
+    def late(link: Link, node: int, message: Message) -> None:
+        if held:
+            link.reply(node, answer(held.pop(), {name: np.repeat(array, 100, 0) for name, array in MODEL.items()}))
+        else:
+            held.append(message)
+
+    link = Link({0: late}, honest=2)
+    first, second, *_ = played(link, tmp_path, rounds=2, timeout=0.3)
+    assert (first["late"], second["late"]) == ([], [[link.ids[0], 1]])
+    assert link.pulled < 100_000
+
+
+def bomb(message: Message, times: int) -> tuple[Message, dict[str, bytes]]:
+    """A reply whose array names its one piece many times: small on the wire, large once put together."""
+    piece = ArrayChunk(memoryview(b"\0" * 100_000))
+    body = json.dumps({"dtype": "float32", "shape": [3], "stype": "numpy.ndarray", "arraychunk_ids": [0] * times}).encode()
+    array = f"Array {piece.object_id} {len(body)}".encode() + HEAD_BODY_DIVIDER + body
+    reply = answer(message, {"weight": MODEL["weight"]})
+    innocent = next(part for part in get_all_nested_objects(reply).values() if isinstance(part, Array))
+    renamed = {innocent.object_id: hashlib.sha256(array).hexdigest()}
+    pieces = {renamed[innocent.object_id]: array, piece.object_id: piece.deflate()}
+    for kind in (ArrayRecord, RecordDict, Message):  # from the inside out, each with the new names of what it consists of
+        part = next(part for part in get_all_nested_objects(reply).values() if isinstance(part, kind))
+        content = part.deflate()
+        for before, after in renamed.items():
+            content = content.replace(before.encode(), after.encode())
+        renamed[part.object_id] = hashlib.sha256(content).hexdigest()
+        pieces[renamed[part.object_id]] = content
+    reply.metadata.__dict__["_message_id"] = renamed[reply.object_id]
+    return reply, pieces
+
+
+def test_a_reply_that_grows_when_it_is_put_together_is_too_large(tmp_path: Path) -> None:
+    def hostile(link: Link, node: int, message: Message) -> None:
+        reply, pieces = bomb(message, 2000)
+        tree = None
+        for name in pieces:  # a chain: each consists of the one before
+            tree = ObjectTree(object_id=name, children=[] if tree is None else [tree])
+        link.upload(node, link.announce(node, reply, tree), pieces)
+
+    link = Link({0: hostile}, honest=2)
+    tracemalloc.start()
+    found = played(link, tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [record["reason"][0] for record in found] == ["too-large"] * 2
+    assert "put together" in found[0]["detail"][0]
+    assert peak < 50e6  # 200 MB put together
+
+
+def test_a_reply_that_is_too_large_is_not_fetched_to_its_end(tmp_path: Path) -> None:
+    def hostile(link: Link, node: int, message: Message) -> None:
+        parts = {f"part{i}": np.full(100_000, i, np.float32) for i in range(50)}  # 20 MB
+        link.reply(node, answer(message, parts))
+
+    link = Link({0: hostile}, honest=2)
+    found = played(link, tmp_path, rounds=1, most_bytes=1_000_000)
+    assert found[0]["reason"][0] == "too-large"
+    assert link.pulled < 2_000_000
+
+
+def test_a_reply_of_very_many_pieces_is_refused_unseen(tmp_path: Path) -> None:
+    def hostile(link: Link, node: int, message: Message) -> None:
+        leaves = [ObjectTree(object_id=hashlib.sha256(str(i).encode()).hexdigest()) for i in range(3000)]
+        reply = answer(message, MODEL)
+        link.announce(node, reply, ObjectTree(object_id=reply.object_id, children=leaves))
+
+    link = Link({0: hostile}, honest=2)
+    found = played(link, tmp_path, rounds=1)
+    assert found[0]["reason"][0] == "too-large"
+    assert "pieces" in found[0]["detail"][0]
+    assert link.asked == 2 * 7
+
+
+def test_a_node_cannot_pass_for_one_that_is_offline(tmp_path: Path) -> None:
+    def hostile(link: Link, node: int, message: Message) -> None:
+        link.reply(node, Message(Error(5, "offline"), reply_to=message))
+
+    def posing(link: Link, node: int, message: Message) -> None:
+        reply = answer(message, learnt(message))
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        link.reply(node, reply)
+
+    (record,) = played(Link({0: hostile, 1: posing}, honest=2), tmp_path, rounds=1, timeout=0.5)
+    assert (record["verdict"][0], record["reason"][0]) == ("rejected", "error")
+    assert (record["verdict"][1], record["reason"][1]) == ("missing", "silent")  # the SuperLink takes nothing from a false sender
+
+
+def test_a_node_that_is_offline_is_missing(tmp_path: Path) -> None:
+    def away(link: Link, node: int, message: Message) -> None:
+        time.sleep(0.5)
+
+    link = Link({0: away}, honest=2)
+    link.state.acknowledge_node_heartbeat(link.ids[0], 0.1)
+    (record,) = played(link, tmp_path, rounds=1, timeout=3)
+    assert (record["verdict"][0], record["reason"][0]) == ("missing", "unavailable")
