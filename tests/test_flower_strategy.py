@@ -235,10 +235,10 @@ def test_rows_are_sorted_by_content_and_nothing_is_lost() -> None:
     updates = torch.randn(50, 300, generator=torch.Generator().manual_seed(0))
     updates[:20, :280] = 0  # as where the first layers are frozen
     before, shuffled = updates.clone(), updates[torch.randperm(50, generator=torch.Generator().manual_seed(1))]
-    was = sort_rows(updates)
+    was = sort_rows(updates, [1.0] * 50)
     assert sorted(was) == list(range(50))
     assert torch.equal(before[was], updates)
-    sort_rows(shuffled)
+    sort_rows(shuffled, [1.0] * 50)
     assert torch.equal(shuffled, updates)
 
 
@@ -493,6 +493,30 @@ def test_a_message_that_could_not_be_sent_is_a_missing_reply(tmp_path: Path) -> 
     assert records(tmp_path)[0]["reason"][1] == "not-sent"
 
 
+def test_what_cannot_be_sent_is_made_anew_and_sent_again(tmp_path: Path, clock: Clock) -> None:
+    class Busy(FakeGrid):
+        fails = 3
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            secrets.update(message.content["config"]["message"] for message in messages)
+            self.fails -= 1
+            if self.fails == 0:
+                return []
+            if self.fails > 0:
+                raise OSError("database is locked")
+            return super().push_messages(messages)
+
+    secrets: set[str] = set()
+    strategy_of(directory=tmp_path, poll=1.0).start(Busy(honest), as_record(), num_rounds=2, timeout=20)
+    assert all(record["verdict"] == ["used"] * 6 for record in records(tmp_path))
+    assert len(secrets) == 5  # nobody can guess what the server will send
+    assert clock.now == 1003
+
+    Busy.fails = 1000
+    with pytest.raises(InputError, match="round 1 could not be sent to anybody for 20 s: OSError: database is locked"):
+        strategy_of(poll=1.0).start(Busy(honest), as_record(), num_rounds=2, timeout=20)
+
+
 def test_replies_are_dropped_one_by_one() -> None:
     alive: weakref.WeakSet = weakref.WeakSet()
     most = {"now": 0}
@@ -550,6 +574,9 @@ def test_a_node_that_leaves_for_good_holds_up_nobody(tmp_path: Path, clock: Cloc
     strategy_of(**options).start(Shrinking(honest), as_record(), num_rounds=3, timeout=20)
     assert [record["clients"] for record in records(tmp_path)] == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5], [1, 2, 3, 4]]
     assert clock.now == 1040  # it waits for them as long as a round may take, after the first round
+
+    assert strategy_of(**options).start(FakeGrid(honest, nodes=[1, 2, 3]), as_record(), num_rounds=4, timeout=20)
+    assert clock.now == 1040 + strategy_module.RECONNECT  # a run that goes on gives them more time to come back
 
     class Alone(FakeGrid):
         def get_node_ids(self) -> Iterable[int]:

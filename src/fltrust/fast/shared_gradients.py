@@ -311,9 +311,9 @@ def _channel_sums_kernel(
         mask = (position < positions)[:, None] & known[None, :]
         a, b = tl.load(first + place, mask, 0.0).to(tl.float32), tl.load(second + place, mask, 0.0).to(tl.float32)
         if slope is not None:
-            a = tl.where(b * tl.load(slope + factor, known)[None, :] + tl.load(offset + factor, known)[None, :] > 0, a, 0.0)
+            a = tl.where(b * tl.load(slope + factor, known)[None, :] + tl.load(offset + factor, known)[None, :] <= 0, 0.0, a)  # NaN stays
         if result is not None:
-            a = tl.where(tl.load(result + place, mask, 0.0) > 0, a, 0.0)
+            a = tl.where(tl.load(result + place, mask, 0.0) <= 0, 0.0, a)
             tl.store(passed + place, a, mask)
         total += a
         products += a * b
@@ -374,7 +374,7 @@ def _combine_kernel(first, a, second, b, c, offset, result, positions, channels:
     slope = tl.load(a + factor, known)[None, :]
     error, image = tl.load(first + place, mask).to(tl.float32), tl.load(second + place, mask).to(tl.float32)
     if offset is not None:
-        error = tl.where(image * slope + tl.load(offset + factor, known)[None, :] > 0, error, 0.0)
+        error = tl.where(image * slope + tl.load(offset + factor, known)[None, :] <= 0, 0.0, error)
     value = error * slope + image * tl.load(b + factor, known)[None, :] + tl.load(c + factor, known)[None, :]
     tl.store(result + place, value, mask)
 
@@ -485,7 +485,8 @@ def _convolution_sums_kernel(images, error, sums, POSITIONS: tl.constexpr, SPLIT
                 images, position, valid, dy + 2, column, BEFORE, IMAGE_HEIGHT, IMAGE_WIDTH, HEIGHT, WIDTH, STRIDE, PADDING, COLUMNS
             )
             lower = tl.dot(mistake, seen, lower, input_precision=PRODUCT)
-    target = sums + ((tl.program_id(1) * HELD + dy) * OUT + channel)[:, None] * COLUMNS + column[None, :]
+    row = (tl.program_id(1) * HELD + dy) * OUT + channel
+    target = sums + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     known = (channel < OUT)[:, None] & (column < COLUMNS)[None, :]
     tl.store(target, upper, known)
     if HELD > 1:

@@ -2,103 +2,134 @@
 
 Flower's own `pull_messages` hands over along with a reply whatever else was addressed to the server, waits up to hours for a reply that was
 announced and not uploaded, and puts together all of it before anyone can say how large it is. Any node can make use of that against the
-others. Here a reply is first announced, with its sender by the SuperLink's word; then its pieces are fetched, as long as they are there and
-together not too large. What is not there yet is looked for again later, and holds up nobody.
+others. Here a reply is first announced, with its sender by the SuperLink's word. Then its pieces are fetched, from the message down to what
+each piece says that it consists of, as long as they are there and together not too large. What is not there yet, or cannot be had just now,
+is looked for again later.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Array, Message, RecordDict
 from flwr.app.message import make_message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fltrust.flower.replies import ReplyError
+from fltrust.flower.layout import Layout
+from fltrust.flower.replies import Limits, ReplyError
 
 Look = Callable[[str, bool], list[Message]]
 """(message id, whether its content is wanted) -> what has come in answer to it: nothing, a reply, or in a fake grid several."""
 
 
-def look_of(grid: Grid, most_bytes: int, most_pieces: int) -> Look:
+def look_of(grid: Grid, layout: Layout, limits: Limits) -> Look:
     """How replies are looked for on a grid: over a network as above; where nodes are in the same process, as Flower does."""
     if isinstance(grid, HttpGrid):
-        return _SuperLink(grid, most_bytes, most_pieces).look
+        return _SuperLink(grid, layout, limits).look
     return lambda message_id, wanted: [reply for reply in grid.pull_messages([message_id]) if reply.metadata.reply_to_message_id]
+
+
+AGAIN = 3  # times that a reply may be fetched in all before the last piece of it is there
+SECONDS_BETWEEN_CLEANINGS = 1.0
 
 
 @dataclass
 class _Announced:
     metadata: Any  # Flower's, as the SuperLink has it
-    pieces: list[str]  # the ids of its objects, the message itself last
+    awaited: str  # the piece to look for first: the message itself, which nodes upload last, or one that was not there
+    pieces_fetched: int = 0
+    bytes_fetched: int = 0
+
+
+@dataclass
+class _Pieces:
+    contents: dict[str, bytes] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    inside: dict[str, list[str]] = field(default_factory=dict)  # what each consists of
+    size: int = 0
+    size_beside: int = 0  # of what is not an array's numbers
+
+    def add(self, name: str, content: bytes) -> None:
+        self.contents[name] = content
+        self.kinds[name], self.inside[name], _ = get_object_head_values_from_object_content(content)
+        self.size += len(content)
+        self.size_beside += 0 if self.kinds[name] == ArrayChunk.__name__ else len(content)
+
+
+class _TryLaterError(Exception):
+    """A piece is not there yet, or the SuperLink could not answer: nothing is known about the reply."""
 
 
 class _SuperLink:
-    def __init__(self, grid: HttpGrid, most_bytes: int, most_pieces: int) -> None:
-        self._grid, self._most_bytes, self._most_pieces = grid, most_bytes, most_pieces
+    def __init__(self, grid: HttpGrid, layout: Layout, limits: Limits) -> None:
+        self._grid = grid
+        arrays, most = len(layout.shapes), limits.bytes_for(layout)
+        self._most_bytes = most + 1024 * arrays  # on the way each array is two pieces or more, with a head
+        self._most_pieces = 1000 + 4 * arrays + most // 2**16
+        self._most_beside = (1 << 20) + 1024 * arrays  # of what is not an array's numbers
         self._announced: dict[str, _Announced] = {}  # by the id of the message that is answered; the SuperLink announces each only once
+        self._cleaned = float("-inf")
 
     def look(self, message_id: str, wanted: bool) -> list[Message]:
-        if message_id not in self._announced:
-            self._ask(message_id)
-        announced = self._announced.get(message_id)
-        if announced is None:
-            return []
         try:
+            if message_id not in self._announced:
+                self._ask(message_id)
+            announced = self._announced.get(message_id)
+            if announced is None:
+                return []
             reply = self._read(announced) if wanted else make_message(metadata=announced.metadata, content=RecordDict())
+        except _TryLaterError:
+            return []
         except Exception:
             self._forget(self._announced.pop(message_id).metadata)
             raise
-        if reply is None:
-            return []
         self._forget(self._announced.pop(message_id).metadata)
         return [reply]
 
+    def _call(self, name: str, request: Any) -> Any:
+        try:
+            return getattr(self._grid._runtime_client, name)(request)
+        except Exception as problem:  # such as a busy database: not the sender's fault
+            raise _TryLaterError from problem
+
     def _ask(self, message_id: str) -> None:
-        answer = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
-        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            if proto.metadata.reply_to_message_id == message_id and message_id not in self._announced:
-                pieces = list(dict.fromkeys(self._ids(tree)))
-                self._announced[message_id] = _Announced(metadata_from_proto(proto.metadata), pieces)
-            else:  # a node's message to the server that answers nothing
-                self._forget(proto.metadata)
+        if time.monotonic() - self._cleaned > SECONDS_BETWEEN_CLEANINGS:
+            self._cleaned = time.monotonic()
+            self._pull([])  # messages that answer nothing come with any request: better with one that has no reply to lose
+        self._pull([message_id])
 
-    def _ids(self, tree: Any) -> Iterator[str]:
-        """The objects of a tree, each after those that it consists of; of one that is too large, one more than are allowed."""
-        todo, found = [tree], list[Any]()
-        while todo and len(found) <= self._most_pieces:
-            found.append(todo.pop())
-            todo.extend(found[-1].children)
-        return (part.object_id for part in reversed(found))
+    def _pull(self, message_ids: list[str]) -> None:
+        answer = self._call("PullMessages", PullAppMessagesRequest(message_ids=message_ids))
+        for proto in answer.messages_list:
+            metadata = metadata_from_proto(proto.metadata)
+            if metadata.reply_to_message_id in message_ids:
+                self._announced[metadata.reply_to_message_id] = _Announced(metadata, metadata.message_id)
+            else:
+                self._forget(metadata)
 
-    def _read(self, announced: _Announced) -> Message | None:
-        """The reply; None if a piece of it is not there yet, which is then the first to be looked for."""
-        if len(announced.pieces) > self._most_pieces:
-            raise ReplyError("too-large", f"more than {self._most_pieces} pieces")
-        pull = make_pull_object_fn_protobuf(self._grid._runtime_client.PullObject, self._grid.node, announced.metadata.run_id)
-        contents: dict[str, bytes] = {}
-        total = 0
-        for piece in announced.pieces:
-            try:
-                contents[piece] = pull(piece)
-            except ObjectUnavailableError:
-                announced.pieces.remove(piece)
-                announced.pieces.insert(0, piece)
-                return None
-            total += len(contents[piece])
-            if total > self._most_bytes:
-                raise ReplyError("too-large", f"more than {self._most_bytes} bytes")
-        if _size_put_together(contents) > self._most_bytes:
-            raise ReplyError("too-large", f"more than {self._most_bytes} bytes once put together")
-        message = inflate_object_from_contents(announced.metadata.message_id, contents)
+    def _read(self, announced: _Announced) -> Message:
+        pieces = _Pieces()
+        todo = [announced.metadata.message_id]
+        if announced.awaited not in todo:
+            self._piece(announced, announced.awaited)  # before all the others are fetched in vain
+        while todo:
+            name = todo.pop()
+            if name not in pieces.contents:
+                pieces.add(name, self._piece(announced, name))
+                todo.extend(pieces.inside[name])
+                self._check(pieces)
+        self._check_put_together(pieces)
+        message = inflate_object_from_contents(announced.metadata.message_id, pieces.contents)
         if not isinstance(message, Message):
             raise ReplyError("unreadable", f"a {type(message).__name__} instead of a message")
         # The SuperLink's word, not the message's own, says who sent it and what it answers.
@@ -106,18 +137,41 @@ class _SuperLink:
             return make_message(metadata=announced.metadata, error=message.error)
         return make_message(metadata=announced.metadata, content=message.content)
 
+    def _piece(self, announced: _Announced, name: str) -> bytes:
+        metadata = announced.metadata
+        response = self._call("PullObject", PullObjectRequest(node=self._grid.node, run_id=metadata.run_id, object_id=name))
+        if not response.object_found:
+            raise ReplyError("unreadable", "a piece of it was never uploaded")
+        if not response.object_available:
+            announced.awaited = name
+            raise _TryLaterError
+        announced.pieces_fetched += 1
+        announced.bytes_fetched += len(response.object_content)
+        if announced.pieces_fetched > AGAIN * self._most_pieces or announced.bytes_fetched > AGAIN * self._most_bytes:
+            raise ReplyError("too-large", f"not complete after {announced.bytes_fetched} bytes in {announced.pieces_fetched} pieces")
+        content: bytes = response.object_content
+        return content
+
+    def _check(self, pieces: _Pieces) -> None:
+        if len(pieces.contents) > self._most_pieces:
+            raise ReplyError("too-large", f"more than {self._most_pieces} pieces")
+        if pieces.size > self._most_bytes or pieces.size_beside > self._most_beside:
+            raise ReplyError("too-large", f"more than {self._most_bytes} bytes, or {self._most_beside} that are no numbers")
+
+    def _check_put_together(self, pieces: _Pieces) -> None:
+        """An array lists the pieces of its numbers, and may list one of them any number of times."""
+        total = 0
+        for name, inside in pieces.inside.items():
+            if pieces.kinds[name] == Array.__name__:
+                if any(pieces.kinds[part] != ArrayChunk.__name__ for part in inside):
+                    raise ReplyError("unreadable", "an array of something else than numbers")
+                listed = json.loads(get_object_body(pieces.contents[name], Array))["arraychunk_ids"]
+                total += sum(len(pieces.contents[inside[place]]) for place in listed)
+        if total > self._most_bytes:
+            raise ReplyError("too-large", f"more than {self._most_bytes} bytes once put together")
+
     def _forget(self, metadata: Any) -> None:
-        """Lets the SuperLink drop a message and its pieces."""
-        self._grid._runtime_client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self._grid.node, run_id=metadata.run_id, message_object_id=metadata.message_id)
-        )
-
-
-def _size_put_together(contents: dict[str, bytes]) -> int:
-    """An array lists the pieces that it consists of, and may list one of them any number of times."""
-    total = 0
-    for content in contents.values():
-        kind, pieces, _ = get_object_head_values_from_object_content(content)
-        if kind == Array.__name__:
-            total += sum(len(contents[pieces[place]]) for place in json.loads(get_object_body(content, Array))["arraychunk_ids"])
-    return total
+        """Lets the SuperLink drop a message and its pieces; if it cannot just now, they stay until the end of the run."""
+        request = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=metadata.run_id, message_object_id=metadata.message_id)
+        with contextlib.suppress(_TryLaterError):
+            self._call("ConfirmMessageReceived", request)

@@ -65,8 +65,7 @@ class Mailbox:
         answers: list[Message] | list[Exception]
         try:
             answers = self._look(message_id, asked.t == t)  # of a late reply nothing is wanted but that it came
-        except Exception as problem:
-            self._grid.get_node_ids()  # a grid that can do nothing any more says so here; else it is this one reply
+        except Exception as problem:  # a grid that can do nothing any more says so when the next round asks it for its nodes
             answers = [problem]
         if answers:
             del self._open[message_id]

@@ -9,6 +9,7 @@ anyway, they are put in an order that depends on nothing but themselves.
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
@@ -57,14 +58,14 @@ class ExactTrust(TrustAccumulator):
         return trust
 
 
-def sort_rows(updates: Tensor) -> list[int]:
-    """Puts the rows (n, d) in an order that only their content decides, in place, and returns which row each one was."""
+def sort_rows(updates: Tensor, sizes: Sequence[float]) -> list[int]:
+    """Puts the rows (n, d) in an order that only their content and size decide, in place, and returns which row each one was."""
     rows = updates.numpy()
     beginnings = [row[:_BEGINNING].tobytes() for row in rows]
     times = Counter(beginnings)
     keys = [
-        (beginning, hashlib.sha256(row.data).digest() if times[beginning] > 1 else b"")
-        for row, beginning in zip(rows, beginnings, strict=True)
+        (beginning, hashlib.sha256(row.data).digest() if times[beginning] > 1 else b"", size)
+        for row, beginning, size in zip(rows, beginnings, sizes, strict=True)
     ]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     holds = list(range(len(rows)))  # which row is at each place now ...

@@ -173,7 +173,7 @@ class Round:
             return self._stream.result()
         assert self._rows is not None
         rows = self._rows[: len(self._order)]
-        was = sort_rows(rows)
+        was = sort_rows(rows, self._sizes)
         self._order = [self._order[i] for i in was]
         sizes = None if self.limits.most_examples is None else torch.tensor([self._sizes[i] for i in was], dtype=rows.dtype)
         try:

@@ -5,6 +5,7 @@ Every rule of `fltrust.rules` is used as it is; this file is the loop around it,
 
 import dataclasses
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -28,6 +29,8 @@ from fltrust.flower.round import Round
 from fltrust.flower.verdicts import plain
 from fltrust.randomness import stream
 from fltrust.rules import RULES, Rule
+
+RECONNECT = 300.0  # seconds that nodes have to come back after the server was restarted
 
 log = logging.getLogger("flwr")  # Flower's own, so that `flwr run --stream` shows these lines too
 
@@ -119,8 +122,7 @@ class RobustStrategy(Strategy):
         self._time_to_live = 2 * timeout  # after the deadline a reply can still arrive and be named late; then Flower drops it
         self.summary()
         with ExitStack() as stack:
-            most, count = self.limits.bytes_for(layout), len(layout.shapes)
-            mailbox = Mailbox(grid, look_of(grid, most + 1024 * count, 1000 + 4 * count + most // 2**16), self.poll)
+            mailbox = Mailbox(grid, look_of(grid, layout, self.limits), self.poll)
             done, arrays = 0, initial
             folder = None
             if self.directory is not None:
@@ -130,15 +132,14 @@ class RobustStrategy(Strategy):
                 for record in records:
                     if record.get("metrics"):
                         result.evaluate_metrics_serverapp[record["round"]] = MetricRecord(record["metrics"])
+            self._wait = max(timeout, RECONNECT) if done else float("inf")
             if done:
                 log.info("%s: going on after round %d", self.directory, done)
             elif evaluate_fn is not None and (measured := evaluate_fn(0, result.arrays)) is not None:
                 result.evaluate_metrics_serverapp[0] = measured
             for t in range(done + 1, num_rounds + 1):
                 # Step I: the nodes that were drawn receive the global model.
-                messages = self.configure_train(t, result.arrays, config, grid)
-                this, started = self._opened(t), time.monotonic()  # after the wait for enough nodes
-                this.not_sent(set(this.nodes) - mailbox.send(messages, t, started + self._time_to_live))
+                this, started = self._sent(t, result.arrays, config, grid, mailbox, timeout)
                 # Step II: nodes and server train from there, at the same time.
                 self._train_root(this)
                 # Step III: the server aggregates what arrives and moves the global model.
@@ -161,6 +162,24 @@ class RobustStrategy(Strategy):
                 if folder is not None:
                     folder.save({**this.record(), **_measurements(measured), "seconds": round(time.monotonic() - started, 3)}, arrays)
         return result
+
+    def _sent(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, mailbox: Mailbox, timeout: float) -> tuple[Round, float]:
+        """A round whose messages are on their way, and since when. What cannot be sent is made anew, as long as a round may take."""
+        began = time.monotonic()
+        while True:
+            messages = self.configure_train(t, arrays, config, grid)
+            this, started = self._opened(t), time.monotonic()  # after the wait for enough nodes
+            try:
+                sent, problem = mailbox.send(messages, t, started + 2 * timeout), "Flower took none of the messages"
+            except Exception as raised:
+                sent, problem = set(), f"{type(raised).__name__}: {raised}"
+            if sent:
+                this.not_sent(set(this.nodes) - sent)
+                return this, started
+            if started - began >= timeout:
+                raise InputError(f"round {t} could not be sent to anybody for {timeout} s: {plain(problem)}")
+            log.warning("round %d could not be sent, once more: %s", t, plain(problem))
+            time.sleep(self.poll)
 
     def summary(self) -> None:
         log.info("%s as the rule, %s", self.rule, "no root" if self.root is None else "with a root update")
@@ -187,7 +206,9 @@ class RobustStrategy(Strategy):
         before = {name: array.numpy() for name, array in arrays.items()}
         layout = Layout.of(before, self.buffers)
         self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, self.min_replies)
-        ours = ConfigRecord({**config, "server-round": server_round})  # a copy: a message in memory must not change with the next round
+        # A copy, since a message in memory must not change with the next round. The number that nobody can guess keeps nodes from
+        # announcing pieces of the server's next message, with contents of their own, before it does.
+        ours = ConfigRecord({**config, "server-round": server_round, "message": secrets.token_hex(16)})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ours})
         return [Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(server_round)) for node in nodes]
 
