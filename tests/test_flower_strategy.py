@@ -498,7 +498,7 @@ def test_what_cannot_be_sent_is_made_anew_and_sent_again(tmp_path: Path, clock: 
         fails = 3
 
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            secrets.update(message.content["config"]["message"] for message in messages)
+            secrets.update(message.content["config"]["nonce"] for message in messages)
             self.fails -= 1
             if self.fails == 0:
                 return []

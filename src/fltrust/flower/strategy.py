@@ -208,7 +208,7 @@ class RobustStrategy(Strategy):
         self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, self.min_replies)
         # A copy, since a message in memory must not change with the next round. The number that nobody can guess keeps nodes from
         # announcing pieces of the server's next message, with contents of their own, before it does.
-        ours = ConfigRecord({**config, "server-round": server_round, "message": secrets.token_hex(16)})
+        ours = ConfigRecord({**config, "server-round": server_round, "nonce": secrets.token_hex(16)})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ours})
         return [Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(server_round)) for node in nodes]
 
