@@ -1,7 +1,9 @@
 """What several test files build on: a small task, quick to train."""
 
 import itertools
+import logging
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as the program does
 
@@ -42,6 +44,16 @@ def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | Non
         malicious=malicious,
         attack=attack,
     )
+
+
+@pytest.fixture
+def quiet_flower() -> Iterator[None]:
+    """Without Flower's lines about each round."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 FLTRUST_FUZZ_REPLIES=1000000 python -m pytest tests/test_flower_replies.py -k fuzzed      # instead of 20,000; about half an hour
 """
 
-import logging
 import os
 import tracemalloc
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -27,6 +25,8 @@ from fltrust.flower.layout import Layout
 from fltrust.flower.replies import Limits, ReplyError, Sent, decode, read
 from fltrust.flower.verdicts import REASONS, plain
 from fltrust.rules import FLTrust, Median
+
+pytestmark = pytest.mark.usefixtures("quiet_flower")
 
 REPLIES = int(os.environ.get("FLTRUST_FUZZ_REPLIES", "20000"))
 AT_A_TIME = 10_000  # replies of one test: hypothesis remembers all it has tried, so a million have a hundred tests
@@ -286,15 +286,6 @@ def over_the_wire(reply: Message, where: int, change: int) -> object:
 
 def norm(arrays: dict[str, np.ndarray]) -> float:
     return float(np.sqrt(sum(np.square(part.astype(np.float64)).sum() for part in arrays.values())))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
 
 
 counted = {"replies": 0, "used": 0, "rejected": 0}

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import logging
 import os
 import re
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +42,10 @@ from fltrust.flower import RobustStrategy, mailbox
 from fltrust.flower import strategy as strategy_module
 from fltrust.rules import FedAvg
 
-pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's, about its own database
+pytestmark = [
+    pytest.mark.usefixtures("quiet_flower"),
+    pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning"),  # Flower's, about its own database
+]
 
 MODEL = {"weight": np.zeros((40, 50), np.float32), "bias": np.zeros(50, np.float32)}
 Behaviour = Callable[["Link", int, Message], None]  # what a node does with a message: it may push anything
@@ -134,15 +136,6 @@ def honest_node(link: Link, node: int, message: Message) -> None:
 def _database(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in a file":
         monkeypatch.setattr(Link, "database", str(tmp_path / "link.db"))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(before)
 
 
 def played(link: Link, folder: Path, *, rounds: int = 2, **options: Any) -> list[dict[str, Any]]:

@@ -32,12 +32,13 @@ class Mailbox:
         self._grid, self._look, self._poll = grid, look, poll
         self._open: dict[str, Asked] = {}  # by message id, of this round and of earlier ones
 
-    def send(self, messages: Iterable[Message], t: int, until: float) -> set[int]:
+    def send(self, messages: Iterable[Message], t: int) -> set[int]:
         """Returns the nodes whose message was sent."""
         messages = list(messages)
         pushed = set(self._grid.push_messages(messages)) if messages else set()
         sent = [message.metadata for message in messages if message.metadata.message_id in pushed]  # what fails the grid leaves out
-        self._open.update({metadata.message_id: Asked(metadata.dst_node_id, t, until) for metadata in sent})
+        now = time.monotonic()
+        self._open.update({metadata.message_id: Asked(metadata.dst_node_id, t, now + metadata.ttl) for metadata in sent})
         return {metadata.dst_node_id for metadata in sent}
 
     def arrivals(self, t: int, deadline: float) -> Iterator[Arrival]:

@@ -170,7 +170,7 @@ class RobustStrategy(Strategy):
             messages = self.configure_train(t, arrays, config, grid)
             this, started = self._opened(t), time.monotonic()  # after the wait for enough nodes
             try:
-                sent, problem = mailbox.send(messages, t, started + 2 * timeout), "Flower took none of the messages"
+                sent, problem = mailbox.send(messages, t), "Flower took none of the messages"
             except Exception as raised:
                 sent, problem = set(), f"{type(raised).__name__}: {raised}"
             if sent:

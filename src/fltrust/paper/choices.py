@@ -78,7 +78,7 @@ RATES = Exhibit(
     name="cifar-10-rates",
     kind="table",
     title="CIFAR-10: the learning rate",
-    claim="The paper prints a rate of 2e-4 and an error of 0.16 for FedAvg. That rate does not reach this error in 1,500 rounds; the other "
+    claim="The paper prints a rate of 2e-4 and an error of 0.16 for FedAvg, after 1,500 rounds. The other "
     "rows warm up over 50 rounds, fall to a fifth at one half and at three quarters, and crop and flip the images.",
     page="data set",
     row="learning rate",
