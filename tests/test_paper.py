@@ -48,11 +48,19 @@ def test_cells_hold_the_papers_experiments() -> None:
     )
     assert cell("adaptive", "HAR", "60", "Exact adaptive").run.malicious == 18
     assert cell("choices", "HAR", "features: as they are in the files", "FedAvg, no attack").run.standardise is False
-    assert not cell("cifar-10-rates", "CIFAR-10", "the paper's: 2e-4, sum", "FedAvg").run.augment
-    assert (
-        cell("methods", "CIFAR-10", "No attack", "FedAvg").run
-        == cell("cifar-10-rates", "CIFAR-10", "2.0, mean (the tables')", "FedAvg").run
+    assert cell("cifar-10-rates", "CIFAR-10", "the paper's: 2e-4, sum", "FedAvg").run == Experiment.on(
+        "cifar-10", "fedavg", "none", evaluate_every=60
     )
+
+
+def test_cifar_10_is_run_with_the_last_rate_of_the_search() -> None:
+    for rule in ("FedAvg", "FLTrust"):
+        last = [cell for cell in EXHIBITS["cifar-10-rates"].cells if cell.column == rule][-1]
+        assert last.row.endswith("(the tables')")
+        assert cell("methods", "CIFAR-10", "No attack", rule).run == last.run
+    attack = cell("methods", "CIFAR-10", "Scaling attack", "FedAvg").run.attack
+    assert attack.trigger is not None
+    assert attack.trigger.value > 1.5  # white, in deviations from the mean
 
 
 def test_the_exact_adaptive_attack_has_its_row_everywhere() -> None:

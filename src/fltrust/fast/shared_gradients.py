@@ -46,11 +46,20 @@ def shared_gradients(module: nn.Module, weights: Tensor, images: Tensor, labels:
         with per_client:
             logits = functional_call(module, parts, (batch,))
         loss = functional.cross_entropy(logits.float(), labels.flatten(), reduction="none")
-        (loss * share.flatten()).sum().backward()
+        scale = _scale(share)
+        (loss * share.flatten() * scale).sum().backward()
     elsewhere = [name for name, part in parts.items() if part.grad is not None]
     if elsewhere:
         raise InputError(f"only conv2d, linear and batch_norm have gradients per client; used elsewhere: {', '.join(elsewhere)}")
-    return gradients
+    return gradients.div_(scale)
+
+
+def _scale(share: Tensor) -> Tensor:
+    """(): a power of two that brings the largest share to 32..64: an example's share of a batch, spread over all pixels, is less than
+    float16 can hold, and a network that has learnt most of its examples would stop to learn the rest.
+    """
+    exponent = torch.frexp(share.abs().amax()).exponent
+    return torch.ldexp(torch.ones_like(share[0, 0]), 6 - exponent)
 
 
 class _PerClient(TorchFunctionMode):
