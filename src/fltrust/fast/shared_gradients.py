@@ -55,8 +55,8 @@ def shared_gradients(module: nn.Module, weights: Tensor, images: Tensor, labels:
 
 
 def _scale(share: Tensor) -> Tensor:
-    """(): a power of two that brings the largest share to 32..64: an example's share of a batch, spread over all pixels, is less than
-    float16 can hold, and a network that has learnt most of its examples would stop to learn the rest.
+    """(): a power of two that brings the largest share to 32..64: an example's share of a batch, spread over all pixels, would be near
+    the least that float16 can hold.
     """
     exponent = torch.frexp(share.abs().amax()).exponent
     return torch.ldexp(torch.ones_like(share[0, 0]), 6 - exponent)
