@@ -170,6 +170,8 @@ def test_mistakes_are_named() -> None:
         Adaptive(rounds=-1)
     with pytest.raises(InputError, match="positive"):
         Adaptive(smoothing=0)
+    with pytest.raises(InputError, match="positive length, not 0"):
+        Adaptive(length=0)
     with pytest.raises(InputError, match="shown 3 of 12 updates"):
         TrimAttack().craft(knowing(TrimAttack("partial")))
     with pytest.raises(InputError, match="root update"):
@@ -588,6 +590,15 @@ def test_adaptive_rows_have_the_root_updates_norm_and_move_fltrust_back(attack: 
     after = FLTrust()(torch.cat((crafted, known.updates[4:])), known.root_update)
     assert after.weight is not None
     assert after.update @ before.sign() < before @ before.sign()
+
+
+def test_adaptive_rows_of_another_length_have_the_same_direction() -> None:
+    known = knowing(Adaptive())
+    rows, short = Adaptive().craft(again(known, 1)), Adaptive(length=0.5).craft(again(known, 1))
+    assert torch.allclose(short.norm(dim=1), short.new_tensor(0.5))
+    assert torch.allclose(rows / rows.norm(dim=1, keepdim=True), 2 * short)
+    nothing = dataclasses.replace(known, root_update=torch.zeros_like(rows[0]))
+    assert not Adaptive(length=0.5).craft(nothing).any()
 
 
 def test_the_gpu_kernel_is_the_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_cells_hold_the_papers_experiments() -> None:
 
 def test_cifar_10_is_run_with_the_last_rate_of_the_search() -> None:
     for rule in ("FedAvg", "FLTrust"):
-        last = [cell for cell in EXHIBITS["cifar-10-rates"].cells if cell.column == rule][-1]
+        last = [one for one in EXHIBITS["cifar-10-rates"].cells if one.column == rule][-1]
         assert last.row.endswith("(the tables')")
         assert cell("methods", "CIFAR-10", "No attack", rule).run == last.run
     attack = cell("methods", "CIFAR-10", "Scaling attack", "FedAvg").run.attack

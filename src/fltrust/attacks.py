@@ -287,7 +287,8 @@ class Adaptive(Attack):
     Zeroth-order ascent of the damage h over the malicious clients' unit vectors e'_i, one after another.
 
     From the Trim attack's directions, V = `rounds` times, for each client, Q = `steps` times: draw u ~ N(0, `variance` I),
-    e'_i += eta (h(e'_i + gamma u) - h(e'_i)) / gamma u, normalise; eta = `step_size`, gamma = `smoothing`. Sent is ||g_0|| e'_i.
+    e'_i += eta (h(e'_i + gamma u) - h(e'_i)) / gamma u, normalise; eta = `step_size`, gamma = `smoothing`. Sent is ||g_0|| e'_i, or
+    e'_i with another `length`: FLTrust makes all alike, the other rules do not, and the paper does not say.
 
     h sees e'_i only through its coordinates along e_0 and s, and the law of u is the same in every orthonormal basis. So client i's
     steps are taken in this one: e_0; s and then the first e'_i, each less what lies along those before; the direction in which e'_i has
@@ -302,6 +303,7 @@ class Adaptive(Attack):
     variance: float = 0.5
     smoothing: float = 0.005
     step_size: float = 0.01
+    length: float | None = None  # of what is sent; None: the root update's
 
     knowledge = "full"
     needs_root = True
@@ -314,6 +316,8 @@ class Adaptive(Attack):
                 "an adaptive attack needs a positive variance, smoothing and step size, "
                 f"not {self.variance}, {self.smoothing} and {self.step_size}"
             )
+        if self.length is not None and not 0 < self.length < math.inf:
+            raise InputError(f"an adaptive attack sends vectors of a positive length, not {self.length}")
 
     def craft(self, known: Knowledge) -> Tensor:
         if len(known.own) == 0:
@@ -330,7 +334,8 @@ class Adaptive(Attack):
         left = _outside(left - (left * third).sum(1, keepdim=True) * third, plane)  # (m, d): where all of it left the three to
         position = position.to(start.dtype)
         crafted = position[:, :2] @ plane + position[:, 2:3] * third + position[:, 3:] * left
-        return _units(crafted) * damage.root_norm.to(start.dtype)
+        length = damage.root_norm if self.length is None else self.length * (damage.root_norm > 0)
+        return _units(crafted) * length.to(start.dtype)
 
     def draw(self, known: Knowledge) -> Tensor:
         """The coordinates (V, m, Q, 5) of every u."""

@@ -46,20 +46,11 @@ def shared_gradients(module: nn.Module, weights: Tensor, images: Tensor, labels:
         with per_client:
             logits = functional_call(module, parts, (batch,))
         loss = functional.cross_entropy(logits.float(), labels.flatten(), reduction="none")
-        scale = _scale(share)
-        (loss * share.flatten() * scale).sum().backward()
+        (loss * share.flatten()).sum().backward()
     elsewhere = [name for name, part in parts.items() if part.grad is not None]
     if elsewhere:
         raise InputError(f"only conv2d, linear and batch_norm have gradients per client; used elsewhere: {', '.join(elsewhere)}")
-    return gradients.div_(scale)
-
-
-def _scale(share: Tensor) -> Tensor:
-    """(): a power of two that brings the largest share to 32..64: an example's share of a batch, spread over all pixels, would be near
-    the least that float16 can hold.
-    """
-    exponent = torch.frexp(share.abs().amax()).exponent
-    return torch.ldexp(torch.ones_like(share[0, 0]), 6 - exponent)
+    return gradients
 
 
 class _PerClient(TorchFunctionMode):
