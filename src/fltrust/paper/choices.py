@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fltrust.paper.exhibit import ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, declared, printed
+from fltrust.paper.exhibit import ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, Figures, declared, printed
 
 _Named = tuple[str, str]  # rule, attack
 _FEDAVG, _FLTRUST = ("fedavg", "none"), ("fltrust", "none")
@@ -12,6 +12,13 @@ _KRUM: tuple[_Named, ...] = tuple((rule, "krum") for rule in RULES)
 _SCALING: tuple[_Named, ...] = tuple((rule, "scaling") for rule in ("fedavg", "fltrust-nonorm", "fltrust"))
 _HAR: tuple[_Named, ...] = tuple((rule, attack) for rule in ("fedavg", "median", "fltrust") for attack in ("none", "trim", "scaling"))
 _ADAPTIVE: tuple[_Named, ...] = tuple((rule, "adaptive") for rule in RULES)
+_FLTRUST_ADAPTIVE: tuple[_Named, ...] = (("fltrust", "adaptive"),)
+
+
+def _clients_rate(rate: float, **changes: Any) -> dict[str, Any]:
+    """The learning rate in the updates themselves, which the Krum attack's first lambda and Algorithm 3's steps are not scaled to."""
+    return {"local_lr": rate, "global_lr": 1.0, **changes}
+
 
 # data set -> choice -> the cells it could change, and what changes: fields of the experiment, parameters of the rule or of the attack
 _Choices = dict[str, tuple[tuple[_Named, ...], dict[str, Any]]]
@@ -29,15 +36,28 @@ _ON_MNIST: _Choices = {
     "Krum attack: knows its own clients only": (_KRUM, {"attack": {"knowledge": "partial"}}),
     "Scaling attack: factor 10": (_SCALING, {"attack": {"factor": 10.0}}),
     "Scaling attack: factor 1": (_SCALING, {"attack": {"factor": 1.0}}),
-    "Adaptive attack: deviation 0.5, not variance": ((("fltrust", "adaptive"),), {"attack": {"variance": 0.25}}),
+    "Adaptive attack: deviation 0.5, not variance": (_FLTRUST_ADAPTIVE, {"attack": {"variance": 0.25}}),
     "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
+    "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE), _clients_rate(3e-4)),
+    "the clients' learning rate, root set biased by 0.6": (_FLTRUST_ADAPTIVE, _clients_rate(3e-4, root_bias=0.6)),
+    "the clients' learning rate, root set biased by 0.8": (_FLTRUST_ADAPTIVE, _clients_rate(3e-4, root_bias=0.8)),
 }
 _ON_HAR: _Choices = {
-    "as the tables above: standardised features": ((*_HAR, *_ADAPTIVE), {}),
+    "as the tables above: standardised features": ((*_HAR, *_KRUM, *_ADAPTIVE), {}),
     "features: as they are in the files": (_HAR, {"standardise": False}),
     "root update: a batch of 32 (Algorithm 2)": ((("fltrust", "none"), *_ADAPTIVE), {"root_batch": "batch"}),
     "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
+    "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE), _clients_rate(3e-3)),
+    "the clients' learning rate, root set biased by 0.6": (_FLTRUST_ADAPTIVE, _clients_rate(3e-3, root_bias=0.6)),
+    "the clients' learning rate, root set biased by 0.8": (_FLTRUST_ADAPTIVE, _clients_rate(3e-3, root_bias=0.8)),
 }
+
+
+def _printed(dataset: str, rule: str, attack: str, root_bias: float | None) -> Figures | None:
+    if root_bias is not None:
+        return printed(PUBLISHED["root_bias"][dataset][attack][str(root_bias)])
+    return printed(PUBLISHED["methods"][dataset][attack].get(rule) or PUBLISHED["variants"][rule][attack])
+
 
 CHOICES = Exhibit(
     name="choices",
@@ -58,7 +78,7 @@ CHOICES = Exhibit(
                 {"name": attack, **changes.get("attack", {})},
                 **{field: value for field, value in changes.items() if field not in ("rule", "attack")},
             ),
-            printed(PUBLISHED["methods"][dataset][attack].get(rule) or PUBLISHED["variants"][rule][attack]),
+            _printed(dataset, rule, attack, changes.get("root_bias")),
         )
         for dataset, choices in (("mnist-0.5", _ON_MNIST), ("har", _ON_HAR))
         for choice, (cells, changes) in choices.items()
