@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fltrust.experiment import PAPER
 from fltrust.paper.exhibit import ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, Figures, declared, printed
 
 _Named = tuple[str, str]  # rule, attack
@@ -15,18 +16,26 @@ _ADAPTIVE: tuple[_Named, ...] = tuple((rule, "adaptive") for rule in RULES)
 _FLTRUST_ADAPTIVE: tuple[_Named, ...] = (("fltrust", "adaptive"),)
 
 
-def _clients_rate(rate: float, **changes: Any) -> dict[str, Any]:
-    """The learning rate in the updates themselves, which the Krum attack's first lambda and Algorithm 3's steps are not scaled to."""
-    return {"local_lr": rate, "global_lr": 1.0, **changes}
-
-
 # data set -> choice -> the cells it could change, and what changes: fields of the experiment, parameters of the rule or of the attack
 _Choices = dict[str, tuple[tuple[_Named, ...], dict[str, Any]]]
+
+
+def _lengths(dataset: str) -> _Choices:
+    """How long updates are: Algorithm 3's steps and the Krum attack's first lambda are not scaled to it, most rules do not normalise."""
+    clients = {"local_lr": PAPER[dataset]["global_lr"], "global_lr": 1.0}
+    return {
+        "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
+        "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE), clients),
+        "the clients' learning rate, root set biased by 0.6": (_FLTRUST_ADAPTIVE, {**clients, "root_bias": 0.6}),
+        "the clients' learning rate, root set biased by 0.8": (_FLTRUST_ADAPTIVE, {**clients, "root_bias": 0.8}),
+    }
+
+
 _ON_MNIST: _Choices = {
     "as the tables above": ((*_NO_ATTACK, *_TRIM, *_KRUM, *_SCALING, *_ADAPTIVE), {}),
     "loss: mean over a batch": ((_FEDAVG, _FLTRUST), {"loss": "mean"}),
-    "root update: a batch of 32 (Algorithm 2)": ((_FLTRUST, ("fltrust", "trim"), ("fltrust", "adaptive")), {"root_batch": "batch"}),
-    "root set: drawn at random": ((_FLTRUST, ("fltrust", "trim"), ("fltrust", "adaptive")), {"root_sampling": "random"}),
+    "root update: a batch of 32 (Algorithm 2)": ((_FLTRUST, ("fltrust", "trim"), *_FLTRUST_ADAPTIVE), {"root_batch": "batch"}),
+    "root set: drawn at random": ((_FLTRUST, ("fltrust", "trim"), *_FLTRUST_ADAPTIVE), {"root_sampling": "random"}),
     "first weights: PyTorch's": (_NO_ATTACK, {"initialisation": "torch"}),
     "FedAvg: plain mean": ((_FEDAVG, ("fedavg", "trim"), ("fedavg", "krum"), ("fedavg", "scaling")), {"rule": {"by_size": False}}),
     "Trim attack: knows its own clients only": (_TRIM, {"attack": {"knowledge": "partial"}}),
@@ -37,19 +46,13 @@ _ON_MNIST: _Choices = {
     "Scaling attack: factor 10": (_SCALING, {"attack": {"factor": 10.0}}),
     "Scaling attack: factor 1": (_SCALING, {"attack": {"factor": 1.0}}),
     "Adaptive attack: deviation 0.5, not variance": (_FLTRUST_ADAPTIVE, {"attack": {"variance": 0.25}}),
-    "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
-    "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE), _clients_rate(3e-4)),
-    "the clients' learning rate, root set biased by 0.6": (_FLTRUST_ADAPTIVE, _clients_rate(3e-4, root_bias=0.6)),
-    "the clients' learning rate, root set biased by 0.8": (_FLTRUST_ADAPTIVE, _clients_rate(3e-4, root_bias=0.8)),
+    **_lengths("mnist-0.5"),
 }
 _ON_HAR: _Choices = {
     "as the tables above: standardised features": ((*_HAR, *_KRUM, *_ADAPTIVE), {}),
     "features: as they are in the files": (_HAR, {"standardise": False}),
-    "root update: a batch of 32 (Algorithm 2)": ((("fltrust", "none"), *_ADAPTIVE), {"root_batch": "batch"}),
-    "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
-    "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE), _clients_rate(3e-3)),
-    "the clients' learning rate, root set biased by 0.6": (_FLTRUST_ADAPTIVE, _clients_rate(3e-3, root_bias=0.6)),
-    "the clients' learning rate, root set biased by 0.8": (_FLTRUST_ADAPTIVE, _clients_rate(3e-3, root_bias=0.8)),
+    "root update: a batch of 32 (Algorithm 2)": ((_FLTRUST, *_ADAPTIVE), {"root_batch": "batch"}),
+    **_lengths("har"),
 }
 
 
@@ -86,30 +89,34 @@ CHOICES = Exhibit(
     ),
 )
 
-_BOTH = ("fedavg", "fltrust")
+_BOTH = (_FEDAVG, _FLTRUST)
+_UNDER_ATTACK: tuple[_Named, ...] = tuple(("fltrust", attack) for attack in ATTACKS)
 
 
-def _falling(rate: float, first: int, second: int, **changes: Any) -> dict[str, Any]:
-    return {"global_lr": rate, "warmup": 50, "lr_decay": ((first, 0.2), (second, 0.2)), "standardise": False, **changes}
+def _falling(rate: float, *rounds: int, to: float = 0.2, **changes: Any) -> dict[str, Any]:
+    return {"global_lr": rate, "warmup": 50, "lr_decay": tuple((since, to) for since in rounds), "standardise": False, **changes}
 
 
-_RATES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+_RATES: _Choices = {
     "the paper's: 2e-4, sum": (
         _BOTH,
         {"loss": "sum", "global_lr": 2e-4, "warmup": 0, "lr_decay": (), "augment": False, "standardise": False},
     ),
-    "2, falls at 751 and 1,126": (("fedavg",), _falling(2, 751, 1126)),
-    "2, falls at 751 and 1,126, all classes alike at every client": (("fedavg",), _falling(2, 751, 1126, bias=0.1)),
-    "2, falls at 751 and 1,126, first weights PyTorch's": (("fedavg",), _falling(2, 751, 1126, initialisation="torch")),
+    "2, falls at 751 and 1,126": ((_FEDAVG,), _falling(2, 751, 1126)),
+    "2, falls at 751 and 1,126, all classes alike at every client": ((_FEDAVG,), _falling(2, 751, 1126, bias=0.1)),
+    "2, falls at 751 and 1,126, first weights PyTorch's": ((_FEDAVG,), _falling(2, 751, 1126, initialisation="torch")),
     "2, falls at 751 and 1,126, no crop and flip": (_BOTH, _falling(2, 751, 1126, augment=False)),
     "4, falls at 751 and 1,126, no crop and flip": (_BOTH, _falling(4, 751, 1126, augment=False)),
-    "4, falls at 901 and 1,301": (_BOTH, _falling(4, 901, 1301)),
+    "8, falls at 901 and 1,301, no crop and flip": ((_FLTRUST,), _falling(8, 901, 1301, augment=False)),
+    "4, halved every 300 rounds": ((_FLTRUST,), _falling(4, 301, 601, 901, 1201, to=0.5)),
+    "4, halved every 300 rounds, no crop and flip": ((_FLTRUST,), _falling(4, 301, 601, 901, 1201, to=0.5, augment=False)),
+    "4, falls at 901 and 1,301": ((_FEDAVG, *_UNDER_ATTACK), _falling(4, 901, 1301)),
     "8, falls at 901 and 1,301": (_BOTH, _falling(8, 901, 1301)),
     "16, falls at 901 and 1,301": (_BOTH, _falling(16, 901, 1301)),
-    "2, falls at 751 and 1,126, standardised": (("fedavg",), _falling(2, 751, 1126, standardise=True)),
-    "2, falls at 1,201 and 1,401, standardised": (("fedavg",), _falling(2, 1201, 1401, standardise=True)),
-    "4, falls at 1,201 and 1,401, standardised": (_BOTH, _falling(4, 1201, 1401, standardise=True)),
-    "8, falls at 1,301 and 1,421, standardised, warm-up of 200 rounds (the tables')": (_BOTH, {}),
+    "2, falls at 751 and 1,126, standardised": ((_FEDAVG,), _falling(2, 751, 1126, standardise=True)),
+    "2, falls at 1,201 and 1,401, standardised": ((_FEDAVG,), _falling(2, 1201, 1401, standardise=True)),
+    "4, falls at 1,201 and 1,401, standardised": ((*_BOTH, ("fltrust", "trim")), _falling(4, 1201, 1401, standardise=True)),
+    "8, falls at 1,301 and 1,421, standardised, warm-up of 200 rounds (the tables')": ((_FEDAVG, *_UNDER_ATTACK), {}),
 }
 
 RATES = Exhibit(
@@ -120,16 +127,16 @@ RATES = Exhibit(
     "warm up over 50 rounds, fall to a fifth twice, and crop and flip the images, unless they say otherwise.",
     page="data set",
     row="learning rate",
-    column="rule",
+    column="run",
     cells=tuple(
         Cell(
             "CIFAR-10",
             row,
-            RULES[rule],
-            declared("cifar-10", rule, "none", **changes),
-            printed(PUBLISHED["methods"]["cifar-10"]["none"][rule]) if "bias" not in changes else None,
+            RULES[rule] if attack == "none" else f"{RULES[rule]}, {ATTACKS[attack].lower()}",
+            declared("cifar-10", rule, attack, **changes),
+            printed(PUBLISHED["methods"]["cifar-10"].get(attack, {}).get(rule)) if "bias" not in changes else None,
         )
-        for row, (rules, changes) in _RATES.items()
-        for rule in rules
+        for row, (cells, changes) in _RATES.items()
+        for rule, attack in cells
     ),
 )
