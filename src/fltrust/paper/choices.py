@@ -3,7 +3,7 @@
 from typing import Any
 
 from fltrust.experiment import PAPER
-from fltrust.paper.exhibit import ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, Figures, declared, printed
+from fltrust.paper.exhibit import ABLATIONS, ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, Figures, declared, printed
 
 _Named = tuple[str, str]  # rule, attack
 _FEDAVG, _FLTRUST = ("fedavg", "none"), ("fltrust", "none")
@@ -14,25 +14,26 @@ _SCALING: tuple[_Named, ...] = tuple((rule, "scaling") for rule in ("fedavg", "f
 _HAR: tuple[_Named, ...] = tuple((rule, attack) for rule in ("fedavg", "median", "fltrust") for attack in ("none", "trim", "scaling"))
 _ADAPTIVE: tuple[_Named, ...] = tuple((rule, "adaptive") for rule in RULES)
 _FLTRUST_ADAPTIVE: tuple[_Named, ...] = (("fltrust", "adaptive"),)
+_WITH_SERVER = ("fltrust-withserver", "adaptive")
 
 
 # data set -> choice -> the cells it could change, and what changes: fields of the experiment, parameters of the rule or of the attack
 _Choices = dict[str, tuple[tuple[_Named, ...], dict[str, Any]]]
 
 
-def _lengths(dataset: str) -> _Choices:
+def _lengths(dataset: str, *more: _Named) -> _Choices:
     """How long updates are: Algorithm 3's steps and the Krum attack's first lambda are not scaled to it, most rules do not normalise."""
     clients = {"local_lr": PAPER[dataset]["global_lr"], "global_lr": 1.0}
     return {
         "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
-        "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE), clients),
+        "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE, *more), clients),
         "the clients' learning rate, root set biased by 0.6": (_FLTRUST_ADAPTIVE, {**clients, "root_bias": 0.6}),
         "the clients' learning rate, root set biased by 0.8": (_FLTRUST_ADAPTIVE, {**clients, "root_bias": 0.8}),
     }
 
 
 _ON_MNIST: _Choices = {
-    "as the tables above": ((*_NO_ATTACK, *_TRIM, *_KRUM, *_SCALING, *_ADAPTIVE), {}),
+    "as the tables above": ((*_NO_ATTACK, *_TRIM, *_KRUM, *_SCALING, *_ADAPTIVE, _WITH_SERVER), {}),
     "loss: mean over a batch": ((_FEDAVG, _FLTRUST), {"loss": "mean"}),
     "root update: a batch of 32 (Algorithm 2)": ((_FLTRUST, ("fltrust", "trim"), *_FLTRUST_ADAPTIVE), {"root_batch": "batch"}),
     "root set: drawn at random": ((_FLTRUST, ("fltrust", "trim"), *_FLTRUST_ADAPTIVE), {"root_sampling": "random"}),
@@ -46,7 +47,7 @@ _ON_MNIST: _Choices = {
     "Scaling attack: factor 10": (_SCALING, {"attack": {"factor": 10.0}}),
     "Scaling attack: factor 1": (_SCALING, {"attack": {"factor": 1.0}}),
     "Adaptive attack: deviation 0.5, not variance": (_FLTRUST_ADAPTIVE, {"attack": {"variance": 0.25}}),
-    **_lengths("mnist-0.5"),
+    **_lengths("mnist-0.5", _WITH_SERVER),
 }
 _ON_HAR: _Choices = {
     "as the tables above: standardised features": ((*_HAR, *_KRUM, *_ADAPTIVE), {}),
@@ -74,7 +75,7 @@ CHOICES = Exhibit(
         Cell(
             DATASETS[dataset],
             choice,
-            f"{RULES.get(rule, 'FLTrust-NoNorm')}, {ATTACKS[attack].lower()}",
+            f"{(RULES | ABLATIONS)[rule]}, {ATTACKS[attack].lower()}",
             declared(
                 dataset,
                 {"name": rule, **changes.get("rule", {})},
@@ -115,8 +116,13 @@ _RATES: _Choices = {
     "16, falls at 901 and 1,301": (_BOTH, _falling(16, 901, 1301)),
     "2, falls at 751 and 1,126, standardised": ((_FEDAVG,), _falling(2, 751, 1126, standardise=True)),
     "2, falls at 1,201 and 1,401, standardised": ((_FEDAVG,), _falling(2, 1201, 1401, standardise=True)),
-    "4, falls at 1,201 and 1,401, standardised": ((*_BOTH, ("fltrust", "trim")), _falling(4, 1201, 1401, standardise=True)),
-    "8, falls at 1,301 and 1,421, standardised, warm-up of 200 rounds (the tables')": ((_FEDAVG, *_UNDER_ATTACK), {}),
+    "4, falls at 1,201 and 1,401, standardised": ((*_NO_ATTACK, ("fltrust", "trim")), _falling(4, 1201, 1401, standardise=True)),
+    "8, falls at 1,301 and 1,421, standardised, warm-up of 200 rounds": (
+        (_FEDAVG, *_UNDER_ATTACK),
+        _falling(8, 1301, 1421, standardise=True, warmup=200),
+    ),
+    "8, falls at 1,441, standardised, warm-up of 200 rounds": (_BOTH, _falling(8, 1441, standardise=True, warmup=200)),
+    "6, falls at 1,441, standardised, warm-up of 200 rounds (the tables')": ((_FEDAVG, *_UNDER_ATTACK), {}),
 }
 
 RATES = Exhibit(
@@ -124,7 +130,7 @@ RATES = Exhibit(
     kind="table",
     title="CIFAR-10: the learning rate",
     claim="The paper prints a rate of 2e-4 and an error of 0.16 for FedAvg, after 1,500 rounds. The other rows take the mean loss, "
-    "warm up over 50 rounds, fall to a fifth twice, and crop and flip the images, unless they say otherwise.",
+    "warm up over 50 rounds, fall to a fifth in the rounds named, and crop and flip the images, unless they say otherwise.",
     page="data set",
     row="learning rate",
     column="run",

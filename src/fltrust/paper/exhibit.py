@@ -62,6 +62,14 @@ DATASETS = {
     "ch-mnist": "CH-MNIST",
 }
 RULES = {"fedavg": "FedAvg", "krum": "Krum", "trim-mean": "Trim-mean", "median": "Median", "fltrust": "FLTrust"}
+ABLATIONS = {
+    "fltrust-server": "FLTrust-Server",
+    "fltrust-withserver": "FLTrust-withServer",
+    "fltrust-norelu": "FLTrust-NoReLU",
+    "fltrust-nonorm": "FLTrust-NoNorm",
+    "fltrust-parnorm": "FLTrust-ParNorm",
+    "fltrust": "FLTrust",
+}
 ATTACKS = {
     "none": "No attack",
     "label-flip": "Label flipping",
@@ -76,9 +84,9 @@ ATTACKS = {
 TUNED: dict[str, dict[str, Any]] = {
     "cifar-10": {
         "loss": "mean",
-        "global_lr": 8.0,
+        "global_lr": 6.0,
         "warmup": 200,
-        "lr_decay": ((1301, 0.2), (1421, 0.2)),
+        "lr_decay": ((1441, 0.2),),
         "augment": True,
         "standardise": True,
     },

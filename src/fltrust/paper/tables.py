@@ -1,6 +1,6 @@
 """The paper's three tables of results."""
 
-from fltrust.paper.exhibit import ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, declared, printed
+from fltrust.paper.exhibit import ABLATIONS, ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, declared, printed
 
 METHODS = Exhibit(
     name="methods",
@@ -19,15 +19,6 @@ METHODS = Exhibit(
     ),
 )
 
-_VARIANTS = {
-    "fltrust-server": "FLTrust-Server",
-    "fltrust-withserver": "FLTrust-withServer",
-    "fltrust-norelu": "FLTrust-NoReLU",
-    "fltrust-nonorm": "FLTrust-NoNorm",
-    "fltrust-parnorm": "FLTrust-ParNorm",
-    "fltrust": "FLTrust",
-}
-
 VARIANTS = Exhibit(
     name="variants",
     kind="table",
@@ -39,7 +30,7 @@ VARIANTS = Exhibit(
     column="attack",
     cells=tuple(
         Cell("MNIST-0.5", row, column, declared("mnist-0.5", rule, attack), printed(PUBLISHED["variants"][rule].get(attack)))
-        for rule, row in _VARIANTS.items()
+        for rule, row in ABLATIONS.items()
         for attack, column in ATTACKS.items()
         if rule != "fltrust-server" or attack == "none"
     ),
