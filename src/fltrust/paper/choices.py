@@ -22,7 +22,10 @@ _Choices = dict[str, tuple[tuple[_Named, ...], dict[str, Any]]]
 
 
 def _lengths(dataset: str, *more: _Named) -> _Choices:
-    """How long updates are: Algorithm 3's steps and the Krum attack's first lambda are not scaled to it, most rules do not normalise."""
+    """How long updates are: Algorithm 3's steps and the Krum attack's first lambda are not scaled to it, most rules do not normalise.
+
+    `more` are further cells that the clients' learning rate could change.
+    """
     clients = {"local_lr": PAPER[dataset]["global_lr"], "global_lr": 1.0}
     return {
         "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
@@ -32,6 +35,12 @@ def _lengths(dataset: str, *more: _Named) -> _Choices:
     }
 
 
+_TRIMS: _Choices = {
+    "Trim attack: knows its own clients only": (_TRIM, {"attack": {"knowledge": "partial"}}),
+    "Trim attack: from honest clients' updates only": (_TRIM, {"attack": {"honest_only": True}}),
+    "Trim attack: range b = 1": (_TRIM, {"attack": {"reach": 1.0}}),
+    "Trim attack: range b = 10": (_TRIM, {"attack": {"reach": 10.0}}),
+}
 _ON_MNIST: _Choices = {
     "as the tables above": ((*_NO_ATTACK, *_TRIM, *_KRUM, *_SCALING, *_ADAPTIVE, _WITH_SERVER), {}),
     "loss: mean over a batch": ((_FEDAVG, _FLTRUST), {"loss": "mean"}),
@@ -39,10 +48,7 @@ _ON_MNIST: _Choices = {
     "root set: drawn at random": ((_FLTRUST, ("fltrust", "trim"), *_FLTRUST_ADAPTIVE), {"root_sampling": "random"}),
     "first weights: PyTorch's": (_NO_ATTACK, {"initialisation": "torch"}),
     "FedAvg: plain mean": ((_FEDAVG, ("fedavg", "trim"), ("fedavg", "krum"), ("fedavg", "scaling")), {"rule": {"by_size": False}}),
-    "Trim attack: knows its own clients only": (_TRIM, {"attack": {"knowledge": "partial"}}),
-    "Trim attack: from honest clients' updates only": (_TRIM, {"attack": {"honest_only": True}}),
-    "Trim attack: range b = 1": (_TRIM, {"attack": {"reach": 1.0}}),
-    "Trim attack: range b = 10": (_TRIM, {"attack": {"reach": 10.0}}),
+    **_TRIMS,
     "Krum attack: knows its own clients only": (_KRUM, {"attack": {"knowledge": "partial"}}),
     "Scaling attack: factor 10": (_SCALING, {"attack": {"factor": 10.0}}),
     "Scaling attack: factor 1": (_SCALING, {"attack": {"factor": 1.0}}),
@@ -50,9 +56,10 @@ _ON_MNIST: _Choices = {
     **_lengths("mnist-0.5", _WITH_SERVER),
 }
 _ON_HAR: _Choices = {
-    "as the tables above: standardised features": ((*_HAR, *_KRUM, *_ADAPTIVE), {}),
+    "as the tables above: standardised features": ((*_HAR, ("trim-mean", "trim"), *_KRUM, *_ADAPTIVE), {}),
     "features: as they are in the files": (_HAR, {"standardise": False}),
     "root update: a batch of 32 (Algorithm 2)": ((_FLTRUST, *_ADAPTIVE), {"root_batch": "batch"}),
+    **_TRIMS,
     **_lengths("har"),
 }
 

@@ -62,7 +62,7 @@ DATASETS = {
     "ch-mnist": "CH-MNIST",
 }
 RULES = {"fedavg": "FedAvg", "krum": "Krum", "trim-mean": "Trim-mean", "median": "Median", "fltrust": "FLTrust"}
-ABLATIONS = {
+ABLATIONS = {  # the rows of Table IV, the whole rule last
     "fltrust-server": "FLTrust-Server",
     "fltrust-withserver": "FLTrust-withServer",
     "fltrust-norelu": "FLTrust-NoReLU",
