@@ -111,6 +111,26 @@ def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) ->
     assert "1 runs finished, 1 failed" in done.stdout
 
 
+def test_a_failure_does_not_reach_the_next_run(tmp_path: Path) -> None:
+    bad = Experiment.on("ch-mnist", "fltrust", "none")
+    events = execute([bad, *short(1), bad, *short(2)[1:]], tmp_path / "work", jobs=1, device="cpu", data_dir=str(tmp_path))
+    ended = [event for event in events if not isinstance(event, Reached)]
+    assert [type(event) for event in ended] == [Failed, Finished, Failed, Finished]
+    assert all("ch-mnist: not found" in event.reason for event in ended if isinstance(event, Failed))
+
+
+def test_missing_data_is_said_before_anything_runs(tmp_path: Path, har: Path) -> None:
+    chosen = ["methods", "--dataset", "har", "--dataset", "ch-mnist", "--attack", "none", "--rule", "fedavg", "--data-dir", str(har)]
+    planned = reproduce(*chosen, "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0
+    assert "no data for 1 of them: ch-mnist: not found" in planned.stdout
+    assert "fltrust data fetch ch-mnist" in planned.stdout
+    nothing = reproduce("methods", "--dataset", "ch-mnist", "--data-dir", str(har), cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert nothing.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("results/*/*"))
+
+
 def test_two_programs_do_not_work_in_one_folder(tmp_path: Path, har: Path) -> None:
     with lock(tmp_path / "out" / ".unfinished"):
         done = reproduce(*SMALL, "--data-dir", str(har), "--out", "out", cwd=tmp_path)

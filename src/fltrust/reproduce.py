@@ -160,7 +160,8 @@ class _Worker:
         except (EOFError, OSError):
             self._process.join()
             event = Failed(self.run, f"its process ended with exit code {self._process.exitcode}")
-            self.pipe.close()
+        if isinstance(event, Failed):  # what a failure leaves behind (a GPU in an error state) must not meet the next run
+            self.stop()
             self._start()
         if not isinstance(event, Reached):
             self.run = None
@@ -185,10 +186,7 @@ def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, dat
             run = pipe.recv()
         except EOFError:
             return
-        event = _done(run, work, device, data_dir, load, pipe)
-        pipe.send(event)
-        if isinstance(event, Failed):
-            return  # what a failure leaves behind (a GPU in an error state) must not meet the next run
+        pipe.send(_done(run, work, device, data_dir, load, pipe))
 
 
 def _done(

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fltrust import results
+from fltrust import datasets, results
 from fltrust.attacks import ATTACKS
 from fltrust.cli.run import chosen_device, describe
 from fltrust.errors import InputError
@@ -76,20 +76,27 @@ def reproduce(
         _show_plan(screen, {exhibit: planned([exhibit]) for exhibit in exhibits}, answered, done, here)
     took = f"; {_time(left, done, here, jobs)}" if left else ""
     screen.print(f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
+    counts = Counter(run.dataset for run in left)
+    lacking = {} if ray else {name: why for name in counts if (why := datasets.missing(name, data_dir))}  # a cluster has its own disks
     if dry_run:
+        for name, why in lacking.items():
+            screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
         return
+    if lacking and len(lacking) == len(counts):
+        raise InputError("; ".join(lacking.values()))
     work = out / WORK
     with closing(lock(work)):  # two programs in one folder would do the same runs twice
         for run in runs:
             if answered(run):  # its result was written, but the program killed before it could tidy up
                 forget(run, work)
         if left:
-            _do(screen, left, exhibits, out, device=device, jobs=jobs, ray=ray, data_dir=data_dir)
+            _do(screen, left, lacking, exhibits, out, device=device, jobs=jobs, ray=ray, data_dir=data_dir)
 
 
 def _do(
     screen: Console,
     left: list[Experiment],
+    lacking: dict[str, str],
     exhibits: list[Exhibit],
     out: Path,
     *,
@@ -99,13 +106,15 @@ def _do(
     data_dir: str | None,
 ) -> None:
     work = out / WORK
+    possible = [run for run in left if run.dataset not in lacking]
     if ray is None:
-        events = execute(left, work, jobs=jobs, device=chosen_device(device, left[0].precision), data_dir=data_dir)
+        events = execute(possible, work, jobs=jobs, device=chosen_device(device, left[0].precision), data_dir=data_dir)
     else:
         from fltrust import cluster
 
-        events = cluster.execute(left, ray, device=device, jobs=jobs, data_dir=data_dir)
-    failed = _follow(screen, events, left, exhibits, out, work)
+        events = cluster.execute(possible, ray, device=device, jobs=jobs, data_dir=data_dir)
+    failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}
+    failed |= _follow(screen, events, possible, exhibits, out, work)
     if failed:
         for reason, times in Counter(failed.values()).items():
             first = next(run for run, why in failed.items() if why == reason)

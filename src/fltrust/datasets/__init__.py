@@ -25,7 +25,20 @@ from fltrust.datasets.mnist_5k import MNIST_5K
 from fltrust.datasets.reading import DamagedError, unpack
 from fltrust.errors import InputError
 
-__all__ = ["DATASETS", "Dataset", "Download", "Examples", "FileState", "ProgressBar", "check", "data_folder", "fetch", "load", "locate"]
+__all__ = [
+    "DATASETS",
+    "Dataset",
+    "Download",
+    "Examples",
+    "FileState",
+    "ProgressBar",
+    "check",
+    "data_folder",
+    "fetch",
+    "load",
+    "locate",
+    "missing",
+]
 
 DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST_5K, MNIST, FASHION_MNIST, CIFAR_10, HAR, CH_MNIST)}
 
@@ -62,19 +75,28 @@ def locate(name: str, data_dir: str | Path | None = None) -> list[Path]:
     return dataset.find(data_folder(data_dir) / dataset.name)
 
 
+def missing(name: str, data_dir: str | Path | None = None) -> str | None:
+    """Which files of a data set are not there, and how to get them; None if all are."""
+    gone = [path.name for path in locate(name, data_dir) if not path.is_file()]
+    dataset = _dataset(name)
+    folder = data_folder(data_dir) / dataset.name
+    return f"{name}: not found in {folder}: {', '.join(gone)}; {_remedy(dataset, data_dir)}" if gone else None
+
+
 def load(name: str, data_dir: str | Path | None = None) -> Examples:
     """Reads a data set and checks all of it; a missing or damaged file raises an InputError that says which, and how to get it."""
     dataset = _dataset(name)
     folder = data_folder(data_dir) / dataset.name
     paths = locate(name, data_dir)
-    remedy = _remedy(dataset, data_dir)
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise InputError(f"{name}: not found in {folder}: {', '.join(missing)}; {remedy}")
+    if lacking := missing(name, data_dir):
+        raise InputError(lacking)
     try:
         opened = [_open(dataset, folder, path) for path in paths]
         examples = dataset.parse([(file.name, file.content) for file in opened])
     except DamagedError as error:
-        raise InputError(f"{folder if paths[0].is_relative_to(folder) else paths[0].parent}/{error}; {remedy}") from error
+        raise InputError(
+            f"{folder if paths[0].is_relative_to(folder) else paths[0].parent}/{error}; {_remedy(dataset, data_dir)}"
+        ) from error
     entries = _by_folder(opened)
     warnings = tuple(f"{name}: {file.name} is not a known original (sha256 {file.sha256})" for file in entries if not file.original)
     return replace(examples, files={file.name: file.sha256 for file in entries}, warnings=warnings)
