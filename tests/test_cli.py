@@ -107,6 +107,10 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
         (["run", "--rule", "medain"], "unknown rule 'medain': did you mean 'median'?"),
         (["run", "--attack", "trin"], "unknown attack 'trin': did you mean 'trim'?"),
         (["run", "--dataset", "minst-0.5"], "unknown dataset 'minst-0.5': did you mean 'mnist-0.5'?"),
+        (["run", "--dataset", "mnist"], "unknown dataset 'mnist': did you mean 'mnist-0.1' or 'mnist-0.5' or 'mnist-5k'?"),
+        (["run", "trim.toml", "--attack", "none", "--knowledge", "partial"], "unknown parameter of none 'knowledge'; known: none"),
+        (["run", "trim.toml", "--knowledge", "much"], "an attacker's knowledge is full or partial, not 'much'"),
+        (["run", "--dataset", "mnist-5k", "--clients", "100000"], "100,000 clients for 4,000 examples"),
         (["run", "--malicious", "101"], "malicious must be 0 to 100 (num_clients), not 101"),
         (["run", "--bias", "0"], "bias (the paper's q) must be above 0 and at most 1, not 0"),
         (["run", "--dataset", "mnist-5k", "--root-size", "5000"], "a root set of 5,000 examples out of 4,000"),
@@ -131,6 +135,7 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
     (tmp_path / "wrong.toml").write_text("rouds = 3")
+    (tmp_path / "trim.toml").write_text('dataset = "mnist-5k"\nattack = "trim"')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     done = fltrust(*arguments, cwd=tmp_path)

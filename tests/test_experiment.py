@@ -162,3 +162,15 @@ def test_a_rule_of_ones_own_has_a_key() -> None:
     run = Experiment.on("mnist-0.5", Mine())
     assert run.to_dict()["rule"] == {"name": "Mine", "strength": 3}
     assert run.key != Experiment.on("mnist-0.5", Mine(4)).key
+
+
+def test_a_rule_of_ones_own_is_told_as_the_papers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Median):
+        tolerate: int
+        strength: float
+
+    monkeypatch.setitem(RULES, "mine", Mine)
+    assert Experiment.on("har", {"name": "mine", "strength": 2}).rule == Mine(tolerate=6, strength=2.0)
+    with pytest.raises(InputError, match="rule 'mine' must be told its strength"):
+        Experiment.on("har", "mine")

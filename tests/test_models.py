@@ -16,6 +16,12 @@ def test_sizes() -> None:
     assert Model(ResNet20((3, 32, 32), 10)).d == 269_722
 
 
+@pytest.mark.parametrize("network", [CNN, ResNet20])
+def test_a_network_for_images_refuses_features(network: type[CNN] | type[ResNet20]) -> None:
+    with pytest.raises(InputError, match=r"cannot take examples of shape \(561,\): model 'logistic' can"):
+        network((561,), 6)
+
+
 def test_resnet_halves_the_image_twice() -> None:
     hidden = ResNet20((1, 64, 64), 8).blocks(torch.rand(2, 16, 64, 64))
     assert hidden.shape == (2, 64, 16, 16)

@@ -409,6 +409,8 @@ def test_every_mistake_has_its_message() -> None:
             rule(updates[:, :0], root_update)
         with refused("updates must be float32 or float64, not torch.float16"):
             rule(updates.half(), root_update)
+        with refused("updates must be a torch tensor with one row per client, not a ndarray"):
+            rule(updates.numpy(), root_update)
         with refused(r"the root update must have the shape \(4,\), not \(3,\)"):
             rule(updates, root_update[:3])
         with refused("the root update must be torch.float32 on cpu, not torch.float64 on cpu"):

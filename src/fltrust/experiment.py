@@ -12,10 +12,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fltrust.attacks import ATTACKS, TRIGGERS, Attack, NoAttack, Scaling, Trigger
+from fltrust.attacks import ATTACKS, TRIGGERS, Attack, NoAttack, Trigger
 from fltrust.errors import InputError
 from fltrust.models import MODELS
-from fltrust.rules import RULES, FLTrust, Krum, Rule, TrimmedMean
+from fltrust.rules import RULES, FLTrust, Rule
 
 Loss = Literal["sum", "mean"]
 RootBatch = Literal["whole", "batch"]
@@ -86,8 +86,8 @@ class Experiment:
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
         """The paper's experiment on a data set, with changes: `Experiment.on("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
 
-        A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters left out are the paper's:
-        Krum and the trimmed mean are told how many of a round's clients are malicious, the Scaling attack has the data set's trigger.
+        A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters without a default that are left
+        out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the data set's.
         """
         known("dataset", dataset, PAPER)
         for name in changes:
@@ -100,8 +100,8 @@ class Experiment:
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
             settings["malicious"] = round(settings["malicious"] / PAPER[dataset]["num_clients"] * settings["num_clients"])
         expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
-        rule = _chosen("rule", rule, RULES, {Krum: {"tolerate": expected}, TrimmedMean: {"trim": expected}})
-        attack = _chosen("attack", attack, ATTACKS, {Scaling: {"trigger": TRIGGERS[family]}})
+        told = {"tolerate": expected, "trim": expected, "trigger": TRIGGERS[family]}
+        rule, attack = _chosen("rule", rule, RULES, told), _chosen("attack", attack, ATTACKS, told)
         return Experiment(dataset=dataset, rule=rule, attack=attack, **settings)
 
     @property
@@ -205,7 +205,7 @@ def name_of(value: Rule | Attack, registry: Mapping[str, type]) -> str:
     return next((name for name, kind in registry.items() if kind is type(value)), type(value).__name__)
 
 
-def _chosen(what: str, choice: Any, registry: Mapping[str, type], defaults: Mapping[type, dict[str, Any]]) -> Any:
+def _chosen(what: str, choice: Any, registry: Mapping[str, type], told: Mapping[str, Any]) -> Any:
     if isinstance(choice, Rule | Attack):
         return choice
     if isinstance(choice, str):
@@ -213,11 +213,16 @@ def _chosen(what: str, choice: Any, registry: Mapping[str, type], defaults: Mapp
     if not isinstance(choice, Mapping) or "name" not in choice:
         raise InputError(f"{what} must be a name or a table with a name, not {choice!r}")
     kind = registry[known(what, choice["name"], registry)]
-    names = [field.name for field in dataclasses.fields(kind)]
+    fields = dataclasses.fields(kind)
+    names = [field.name for field in fields]
     parameters = {known(f"parameter of {choice['name']}", name, names): value for name, value in choice.items() if name != "name"}
     if isinstance(parameters.get("trigger"), Mapping):
         parameters["trigger"] = Trigger.from_dict(parameters["trigger"])
-    return kind(**{**defaults.get(kind, {}), **_checked(kind, parameters)})
+    unsaid = {field.name: field.default for field in fields if field.default is None or field.default is field.default_factory}
+    parameters = {name: told[name] for name in unsaid if name in told} | _checked(kind, parameters)
+    for name, default in unsaid.items():
+        _require(name in parameters or default is None, f"{what} {choice['name']!r} must be told its {name}")
+    return kind(**parameters)
 
 
 def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -251,8 +256,9 @@ def known(what: str, name: str, names: Collection[str]) -> str:
     """The name, if it is one of the names; else an error that helps."""
     if isinstance(name, str) and name in names:
         return name
-    near = difflib.get_close_matches(str(name), list(names), n=1)
-    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"))
+    begun = [longer for longer in names if name and longer.startswith(str(name))]
+    near = " or ".join(map(repr, begun or difflib.get_close_matches(str(name), list(names), n=1)))
+    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names) or 'none'}"))
 
 
 def _require(holds: bool, otherwise: str) -> None:

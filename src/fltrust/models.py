@@ -20,12 +20,19 @@ from fltrust.errors import InputError
 PAPER_CNN = 139_960  # parameters of the CNN for MNIST
 
 
+def _of_images(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise InputError(f"a network for images cannot take examples of shape {tuple(shape)}: model 'logistic' can")
+    channels, height, width = shape
+    return channels, height, width
+
+
 class CNN(nn.Module):
     """Table II of the paper: two 3 x 3 convolutions (30, 50 channels) with pooling, a hidden layer of 100; 139,960 parameters."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        channels, height, width = shape
+        channels, height, width = _of_images(shape)
         self.conv1 = nn.Conv2d(channels, 30, 3)
         self.conv2 = nn.Conv2d(30, 50, 3)
         pooled = [((side - 2) // 2 - 2) // 2 for side in (height, width)]
@@ -93,7 +100,8 @@ class ResNet20(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
+        channels, _, _ = _of_images(shape)
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(16)
         stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
         self.blocks = nn.Sequential(

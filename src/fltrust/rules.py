@@ -222,6 +222,8 @@ def krum_scores(sq_distances: Tensor, tolerate: int, usable: Tensor | None = Non
 
 
 def _check(updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> None:
+    if not isinstance(updates, Tensor):
+        raise InputError(f"updates must be a torch tensor with one row per client, not a {type(updates).__name__}")
     if updates.ndim != 2 or updates.shape[1] == 0:
         raise InputError(f"updates must be a matrix with one row per client, not of shape {tuple(updates.shape)}")
     n, d = updates.shape

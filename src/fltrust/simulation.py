@@ -52,6 +52,8 @@ def build_task(
     """
     run.rule(torch.ones(run.clients_per_round, 1), torch.ones(1))  # a rule that cannot work with so many clients says so before any work
     examples = load(PAPER[run.dataset]["family"], data_dir)
+    if run.num_clients > len(examples.train_labels):
+        raise InputError(f"{run.num_clients:,} clients for {len(examples.train_labels):,} examples: there cannot be more of them")
     held = partition(
         examples.train_labels,
         examples.owners,

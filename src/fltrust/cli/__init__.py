@@ -145,11 +145,10 @@ def run(
         "model": model,
         "precision": precision,
     }
-    if knowledge is not None:
-        given["attack"] = {"name": attack or "none", "knowledge": knowledge}
     run_one(
         config,
         {name: value for name, value in given.items() if value is not None},
+        knowledge=knowledge,
         device=device,
         data_dir=data_dir,
         out=out,

@@ -15,8 +15,9 @@ from fltrust import datasets, results
 from fltrust.attacks import ATTACKS
 from fltrust.cli.run import chosen_device, describe
 from fltrust.errors import InputError
-from fltrust.experiment import PAPER, Experiment, Precision, known
+from fltrust.experiment import Experiment, Precision, known
 from fltrust.paper import EXHIBITS, Cell, Exhibit
+from fltrust.paper.exhibit import DATASETS
 from fltrust.report.words import duration
 from fltrust.reproduce import Event, Finished, Reached, estimate, execute, forget, plan
 from fltrust.results import Result, Results
@@ -43,7 +44,7 @@ def reproduce(
 ) -> None:
     for what, given, registry in (
         ("table or figure", names, EXHIBITS),
-        ("dataset", only_datasets, PAPER),
+        ("dataset", only_datasets, DATASETS),
         ("attack", only_attacks, ATTACKS),
         ("rule", only_rules, RULES),
         ("precision", [] if precision is None else [precision], get_args(Precision)),

@@ -17,8 +17,14 @@ from fltrust.simulation import Record, build_task, simulate
 from fltrust.store import RunDirectory, read_records
 
 
-def run_one(config: Path | None, given: dict[str, Any], *, device: str, data_dir: str | None, out: Path | None) -> None:
-    run = from_dict({**(read_toml(config) if config else {}), **given})
+def run_one(
+    config: Path | None, given: dict[str, Any], *, knowledge: str | None, device: str, data_dir: str | None, out: Path | None
+) -> None:
+    written = {**(read_toml(config) if config else {}), **given}
+    if knowledge is not None:
+        attack = written.get("attack", "none")
+        written["attack"] = {**(attack if isinstance(attack, dict) else {"name": attack}), "knowledge": knowledge}
+    run = from_dict(written)
     task = build_task(run, device=chosen_device(device, run.precision), data_dir=data_dir)
     screen = Console(stderr=True)
     for warning in task.warnings:
