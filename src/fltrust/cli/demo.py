@@ -25,7 +25,7 @@ SETTINGS = {"num_clients": 10, "malicious": 3, "rounds": 150, "evaluate_every": 
 
 NEXT = """Try next
   fltrust run --dataset mnist-5k --rule krum --attack krum     another rule, the attack made for it
-  fltrust run --dataset mnist-5k --attack optimal-adaptive     the attack that FLTrust does not survive so well
+  fltrust run --dataset mnist-5k --attack optimal-adaptive     the attack that FLTrust does not withstand
   fltrust list rules | attacks | datasets                      all the names
   fltrust data fetch mnist                                     the paper's own data, then --dataset mnist-0.5"""
 
@@ -76,7 +76,7 @@ def _table(runs: dict[tuple[str, str], Experiment], seen: dict[tuple[str, str], 
         if record is not None:
             cells[0] = _coloured(record.test_error)
             cells[1] = _coloured(record.success)
-            trust = trust_of(record) if run.rule.needs_root else {}
+            trust = trust_of(record) if run.rule.needs_root and attack != "none" else {}
             cells[2:] = [f"{trust[whose]:.2f}" if whose in trust else "" for whose in ("honest", "malicious")]
         bar = "done" if done == run.rounds else ProgressBar(total=run.rounds, completed=done, width=5) if done else ""
         if rule == next(iter(RULES)):
