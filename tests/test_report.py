@@ -21,9 +21,11 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import EXHIBITS, Cell, Figures
 from fltrust.paper.exhibit import declared
-from fltrust.report import build, tables
+from fltrust.report import build, figures, tables
 from fltrust.report.agreement import Number, judge, limit_of, tally
+from fltrust.report.layout import side_by_side
 from fltrust.report.looks import look_of
+from fltrust.report.page import reproduction_page, runs_page
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.sections import pairs_of
 from fltrust.reproduce import plan
@@ -277,6 +279,62 @@ def test_run_directories_get_a_page_of_their_own(tmp_path: Path) -> None:
     mixed = fltrust("report", "one", "report", cwd=tmp_path)
     assert (mixed.returncode, mixed.stderr.count("\n")) == (2, 1)
     assert "report is no run directory" in mixed.stderr
+
+
+def test_runs_of_ones_own_stand_side_by_side(tmp_path: Path) -> None:
+    def own(rule: str, attack: str, error: float, **changes: Any) -> Result:
+        run = Experiment.on("mnist-5k", rule, attack, **changes)
+        return made_up(run, error=error, seed=run.seed)
+
+    some = [own(rule, "trim", 0.1 + 0.02 * seed, seed=seed) for rule in ("fltrust", "krum") for seed in (0, 1)]
+    some += [own("fltrust", {"name": "trim", "reach": 3.0}, 0.3), own("fltrust", "none", 0.05), own("fltrust-norelu", "none", 0.06)]
+    found = Results(some)
+    table, curves = side_by_side(found)
+    text = tables.markdown(table, judge(table, found))
+    assert "| attack | fltrust | fltrust-norelu | krum |" in text
+    assert "| none | 0.050, n = 1 | 0.060, n = 1 |  |" in text
+    assert "| trim, reach 2.0 | 0.110 ± 0.014, n = 2 |  | 0.110 ± 0.014, n = 2 |" in text
+    assert "| trim, reach 3.0 | 0.300, n = 1 |  |  |" in text
+    assert [cell.page for cell in curves.cells if cell.column == "krum"] == ["mnist-5k, trim, reach 2.0"]
+    page = runs_page(some, {exhibit: judge(exhibit, found) for exhibit in (table, curves)})
+    assert page.count("<h2>") == 3 + len(some)
+    files = figures.draw({curves: judge(curves, found)}, found)
+    assert files["figures/curves.png"].startswith(b"\x89PNG")
+
+
+def test_a_folder_of_runs_is_all_of_them(tmp_path: Path) -> None:
+    short = ["--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1", "--batch-size", "4", "--device", "cpu"]
+    for seed in ("0", "1"):
+        assert fltrust("run", *short, "--seed", seed, cwd=tmp_path).returncode == 0
+    done = fltrust("report", "runs", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "over seeds. n = 2 seeds." in (tmp_path / "report" / "tables" / "runs.md").read_text()
+    assert "% \\usepackage{booktabs" in (tmp_path / "report" / "tables" / "runs.tex").read_text()
+    rounds = [
+        line.split(" | ")[0]
+        for line in (tmp_path / "report" / "tables" / "curves.md").read_text().splitlines()
+        if line.startswith("| ") and " ± " in line
+    ]
+    assert rounds == ["| 1", "| 2"]
+
+
+def test_the_first_screen_counts_a_run_once_and_says_what_the_exact_attack_does() -> None:
+    errors = {("none", 20): 0.05, ("optimal-adaptive", 10): 0.2, ("optimal-adaptive", 40): 0.5}
+    runs = {(attack, share): declared("mnist-0.5", "fltrust", attack, malicious=share) for attack, share in errors}
+    found = Results(made_up(run, error=errors[place]) for place, run in runs.items())
+    page = reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, found)
+    assert "multiplies FLTrust's error by 4.0 on MNIST-0.5, with 10 % malicious clients." in page
+    assert "<b>1 of 1</b> <span>agree</span>" in page  # FLTrust without attack stands in three tables
+
+
+def test_the_table_of_curves_has_training_errors() -> None:
+    exhibit = EXHIBITS["convergence"]
+    some = [made_up(cell.run, seed=seed) for cell in exhibit.cells for seed in (0, 1)]
+    text = tables.markdown(exhibit, judge(exhibit, Results(some)))
+    assert "| round | FedAvg, no attack |" in text
+    last = [line for line in text.splitlines() if line.startswith("| 2,000 |")]
+    assert last[0].split(" | ")[1].startswith(f"{some[0].train_error[-1]:.3f}")
+    assert "Training error, mean ± standard deviation over seeds." in text
 
 
 def test_an_old_report_stays_whole_when_a_new_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

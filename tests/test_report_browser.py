@@ -269,7 +269,7 @@ def test_single_runs_are_shown_in_full(browser: Browser, tmp_path: Path) -> None
     browser.wait("document.querySelectorAll('#run-1 .pixels').length === 2")
     assert browser.run("document.querySelectorAll('#run-0 .curve').length") == 5  # test, training, backdoor, trust of two
     assert "This run is not finished: it will have 2,000 rounds." in browser.run("document.querySelector('#run-1').innerText")
-    assert browser.run("document.querySelectorAll('#runs tbody tr').length") == 2
+    assert browser.run("document.querySelectorAll('#all tbody tr').length") == 2
     browser.resize(390, 844)
     browser.wait("document.documentElement.scrollWidth === 390")
     assert browser.run("typeof window.hacked") == "undefined"

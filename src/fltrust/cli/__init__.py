@@ -214,17 +214,18 @@ def reproduce(
 @app.command()
 def report(
     sources: Annotated[
-        list[Path] | None, typer.Argument(help="A folder of results, or run directories of 'fltrust run' (default: results).")
+        list[Path] | None,
+        typer.Argument(help="A folder of results (default: results), or run directories of 'fltrust run', or a folder of them."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the page, the figures and the tables.")] = Path("report"),
 ) -> None:
-    """Turn results into one page for a browser, figures (PNG, PDF) and tables (Markdown, LaTeX), beside the paper's numbers.
+    """Turn results into a page for a browser, figures (PNG, PDF) and tables (Markdown, LaTeX): beside the paper's numbers, or side by side.
 
     Examples:
 
     [bold]fltrust report[/bold]
 
-    [bold]fltrust report runs/3f2a9c51b7d04e88 --out mine[/bold]
+    [bold]fltrust report runs --out mine[/bold]
     """
     from fltrust.cli.report import report as write_report
 

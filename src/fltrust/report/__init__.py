@@ -9,6 +9,7 @@ from fltrust import results
 from fltrust.errors import InputError
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.report.agreement import Judged, judge
+from fltrust.report.layout import side_by_side
 from fltrust.results import Result, Results
 from fltrust.store import replace
 
@@ -26,27 +27,42 @@ def build(sources: Sequence[Path], out: Path) -> Report:
 
     Everything is made before the first file is written, and each file is replaced at once: an old report stays whole until the new one is.
     """
-    from fltrust.report import page, tables
+    from fltrust.report import page
 
-    runs = [source for source in sources if (source / "experiment.json").exists()]
-    if runs and len(runs) < len(sources):
-        other = next(source for source in sources if source not in runs)
-        raise InputError(f"{other} is no run directory: name run directories only, or one folder of results")
-    if runs:
-        single = [_sound(results.distil(source), source) for source in runs]
-        return Report(_write({"index.html": page.runs_page(single).encode(errors="replace")}, out), {})
-    if len(sources) != 1:
-        raise InputError(f"a report has one folder of results, not {len(sources)}")
-    from fltrust.report import figures  # a plotting library is heavy, and a page of runs needs none
+    runs = {source: _run_directories(source) for source in sources}
+    if not any(runs.values()):
+        if len(sources) != 1:
+            raise InputError(f"a report has one folder of results, not {len(sources)}")
+        found = _read(sources[0])
+        judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
+        return Report(_write(_files(page.reproduction_page(judged, found), judged, found), out), judged)
+    for source, inside in runs.items():
+        if not inside:
+            raise InputError(f"{source} is no run directory and holds none: name run directories only, or one folder of results")
+    single = [_sound(results.distil(run), run) for run in dict.fromkeys(run for inside in runs.values() for run in inside)]
+    finished = Results(one for one in single if one.run.dataset != results.FEDERATION and one.rounds[-1] == one.run.rounds)
+    compared = {exhibit: judge(exhibit, finished) for exhibit in side_by_side(finished)} if len(finished.all()) > 1 else {}
+    return Report(_write(_files(page.runs_page(single, compared), compared, finished), out), {})
 
-    found = _read(sources[0])
-    judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
-    content = {"index.html": page.reproduction_page(judged, found).encode(errors="replace")}
-    for exhibit, cells in judged.items():
-        content[f"tables/{exhibit.name}.md"] = tables.markdown(exhibit, cells).encode(errors="replace")
-        content[f"tables/{exhibit.name}.tex"] = tables.latex(exhibit, cells).encode(errors="replace")
-    content |= figures.draw(judged, found)
-    return Report(_write(content, out), judged)
+
+def _run_directories(source: Path) -> list[Path]:
+    """The source itself, or what lies in it; a folder of results has none, even if somebody put a run into it."""
+    if (source / "experiment.json").exists():
+        return [source]
+    inside = sorted(declaration.parent for declaration in source.glob("*/experiment.json"))
+    return inside if inside and not results.read(source).all() else []
+
+
+def _files(index: str, judged: dict[Exhibit, list[Judged]], found: Results) -> dict[str, bytes]:
+    content = {"index.html": index}
+    if judged:
+        from fltrust.report import figures, tables  # a plotting library is heavy, and a page of one run needs none
+
+        for exhibit, cells in judged.items():
+            content[f"tables/{exhibit.name}.md"] = tables.markdown(exhibit, cells)
+            content[f"tables/{exhibit.name}.tex"] = tables.latex(exhibit, cells)
+        return {name: text.encode(errors="replace") for name, text in content.items()} | figures.draw(judged, found)
+    return {name: text.encode(errors="replace") for name, text in content.items()}
 
 
 def _read(folder: Path) -> Results:

@@ -1,12 +1,17 @@
-"""Which result stands where: a table or a figure cut into pages with rows and columns in the paper's order, and the telling runs."""
+"""Which result stands where: a table or a figure cut into pages with rows and columns in the paper's order, and the telling runs.
+
+Runs of one's own become a table and a figure too: who compares rules under attacks wants what the paper has.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fltrust.paper import EXHIBITS, Exhibit
+from fltrust.attacks import ATTACKS
+from fltrust.experiment import Experiment
+from fltrust.paper import EXHIBITS, Cell, Exhibit
 from fltrust.report.agreement import Judged
-from fltrust.results import Result
-from fltrust.rules import FLTrust
+from fltrust.results import Result, Results, first_seed
+from fltrust.rules import RULES, FLTrust
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,9 @@ def grids(exhibit: Exhibit, judged: Iterable[Judged]) -> list[Grid]:
     return [Grid(page, tuple(one for one in judged if one.cell.page == page)) for page in pages]
 
 
-def better_listed(grids: Iterable[Grid]) -> bool:
-    """Whether some page has more empty places than cells: then a list is easier to read than rows and columns."""
-    return any(2 * len(grid.cells) < len(grid.rows) * len(grid.columns) for grid in grids)
+def better_listed(exhibit: Exhibit, grids: Iterable[Grid]) -> bool:
+    """Whether some page of what we declare has more empty places than cells: then a list is easier to read than rows and columns."""
+    return exhibit.name in EXHIBITS and any(2 * len(grid.cells) < len(grid.rows) * len(grid.columns) for grid in grids)
 
 
 TELLING = ("Trim attack", "Scaling attack", "Exact adaptive")  # rows of the methods table whose trust is shown
@@ -44,7 +49,41 @@ TELLING = ("Trim attack", "Scaling attack", "Exact adaptive")  # rows of the met
 def telling(judged: dict[Exhibit, list[Judged]]) -> dict[str, list[tuple[str, Result]]]:
     """By data set the first seed of FLTrust under the attacks whose rejection, or success, one should see."""
     found: dict[str, list[tuple[str, Result]]] = {}
-    for one in judged[EXHIBITS["methods"]]:
+    for one in judged.get(EXHIBITS["methods"], ()):
         if type(one.cell.run.rule) is FLTrust and one.cell.row in TELLING and one.results and one.results[0].trust:
             found.setdefault(one.cell.run.dataset, []).append((one.cell.row, one.results[0]))
     return found
+
+
+_CLICK = "Mean and standard deviation over the seeds; a click on a number shows its runs."
+
+
+def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
+    """A table (data set, attack, rule) and the curves of the same runs. Seeds of one experiment share a cell."""
+    runs = list({run.key: run for run in (first_seed(one.run) for one in found.all())}.values())
+    attacks, rules = list(ATTACKS.values()), list(RULES.values())
+    runs.sort(key=lambda run: (attacks.index(type(run.attack)), rules.index(type(run.rule))))
+    cells = [(run, _label(run, runs, "attack"), _label(run, runs, "rule")) for run in runs]
+    table = tuple(Cell(run.dataset, attack, rule, run) for run, attack, rule in cells)
+    curves = tuple(Cell(f"{run.dataset}, {attack}", "", rule, run) for run, attack, rule in cells)
+    return (
+        Exhibit("runs", "table", "Side by side", "Test error after the last round. " + _CLICK, "data set", "attack", "rule", table),
+        Exhibit("curves", "curves", "Training error against rounds", "A picture for each attack.", "attack", "", "rule", curves),
+    )
+
+
+def _label(run: Experiment, runs: Iterable[Experiment], part: str) -> str:
+    """The name of a run's attack or rule, and what is particular about it among others of that name on the same data set.
+
+    What is no parameter of either, such as the number of malicious clients, goes with the attack.
+    """
+
+    def fields(one: Experiment) -> dict[str, object]:
+        declared = one.to_dict()
+        outside = {field: value for field, value in declared.items() if field not in ("rule", "attack")}
+        return {**declared[part], **(outside if part == "attack" else {"dataset": one.dataset})}
+
+    ours = fields(run)
+    alike = [other for other in map(fields, runs) if (other["dataset"], other["name"]) == (ours["dataset"], ours["name"])]
+    particular = (f", {field} {value}" for field, value in ours.items() if any(other[field] != value for other in alike))
+    return str(ours["name"]) + "".join(particular)

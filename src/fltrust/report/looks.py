@@ -46,7 +46,7 @@ def look_of(exhibit: Exhibit, cell: Cell) -> Look:
     """Of the curve that a cell is on: by its rule where rules are compared, else by its attack, and FedAvg beside FLTrust is dashed."""
     rule = name_of(cell.run.rule, RULES)
     if exhibit.column == "rule":
-        return _RULES[rule]
+        return _RULES.get(rule, Look("sky", "X"))
     look = _ATTACKS[_attack(exhibit, cell)]
     return look._replace(dashed=True) if rule == "fedavg" else look
 

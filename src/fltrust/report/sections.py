@@ -42,7 +42,7 @@ def trust_section(embedded: Embedded, shown: dict[str, list[tuple[str, Result]]]
 
 def exhibit_section(embedded: Embedded, exhibit: Exhibit, cells: list[Judged], results: Results) -> Element:
     pages = grids(exhibit, cells)
-    write = _list if better_listed(pages) else _grid
+    write = _list if better_listed(exhibit, pages) else _grid
     numbers = _tabs(exhibit.name, pages, [write(embedded, exhibit, page) for page in pages])
     of_the_paper = exhibit.title.startswith(("Table", "Figure"))  # the others are ours, and so is what is said about them
     paper = tag("span", "What the paper says", class_="says-paper") if of_the_paper else None
@@ -58,7 +58,7 @@ def exhibit_section(embedded: Embedded, exhibit: Exhibit, cells: list[Judged], r
             section.append(
                 tag("p", f"Mean over seeds; {what} where there are several: standard deviation. {seeds(counts)}.", class_="note")
             )
-        section.append(tag("details", tag("summary", "The numbers"), numbers))
+        section.append(tag("details", tag("summary", "The numbers" if exhibit.kind == "figure" else "The test errors at the end"), numbers))
     return section
 
 

@@ -7,6 +7,7 @@ from fltrust.paper import Exhibit
 from fltrust.report.agreement import Judged, Number
 from fltrust.report.layout import Grid, better_listed, grids
 from fltrust.report.words import arithmetic, by_hardware, printed, seeds, with_unit
+from fltrust.results import Result
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,27 @@ class Written:
 
 def written(exhibit: Exhibit, judged: Sequence[Judged]) -> list[Written]:
     pages = grids(exhibit, judged)
-    listed = better_listed(pages)
+    if exhibit.kind == "curves":
+        return [_curves(exhibit, page) for page in pages]
+    listed = better_listed(exhibit, pages)
     return [_written(exhibit, page, listed) for page in pages]
+
+
+def _curves(exhibit: Exhibit, page: Grid) -> Written:
+    """About five points of the curves, the last among them: rows are rounds."""
+    ran = {one.cell.column: one.results for one in page.cells if one.results}
+    counts = [len(results) for results in ran.values()]
+    title = exhibit.title if page.page in exhibit.title else f"{exhibit.title}, {page.page}"
+    if not ran:
+        return Written(title, _caption(page, counts), ["round"], [])
+
+    def cell(results: Sequence[Result], t: int) -> str:
+        at = [dict(zip(one.rounds, one.train_error, strict=True)) for one in results]
+        return _ours(Number(tuple(curve[t] for curve in at), None, 0.0)) if all(t in curve for curve in at) else ""
+
+    evaluated = sorted({t for results in ran.values() for one in results for t in one.rounds})
+    rows = [[f"{t:,}", *(cell(results, t) for results in ran.values())] for t in evaluated[:: -max(1, len(evaluated) // 5)][::-1]]
+    return Written(title, _caption(page, counts, "Training"), ["round", *ran], rows)
 
 
 def _written(exhibit: Exhibit, page: Grid, listed: bool) -> Written:
@@ -44,14 +64,14 @@ def _written(exhibit: Exhibit, page: Grid, listed: bool) -> Written:
     return Written(title, _caption(page, counts), head, [[row, *(cell(row, column) for column in page.columns)] for row in page.rows])
 
 
-def _caption(page: Grid, counts: Sequence[int]) -> str:
+def _caption(page: Grid, counts: Sequence[int], of: str = "Test") -> str:
     if not counts:
         return f"{page.cells[0].missing.capitalize()}."
     results = [result for one in page.cells for result in one.results]
     spread = ", mean ± standard deviation over seeds" if max(counts) > 1 else ""
-    backdoor = "; after the slash the success of the backdoor" if any(one.success for one in page.cells) else ""
+    backdoor = "; after the slash the success of the backdoor" if of == "Test" and any(one.success for one in page.cells) else ""
     paper = "; in brackets the paper's number" if any(one.cell.paper for one in page.cells) else ""
-    return f"Test error{spread}{backdoor}{paper}. {seeds(counts)}. Hardware: {by_hardware(results)}. Arithmetic: {arithmetic(results)}."
+    return f"{of} error{spread}{backdoor}{paper}. {seeds(counts)}. Hardware: {by_hardware(results)}. Arithmetic: {arithmetic(results)}."
 
 
 def _cell(one: Judged, alike: bool) -> str:

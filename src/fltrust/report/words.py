@@ -78,18 +78,19 @@ def printed(cell: Cell) -> str:
     return f"{cell.paper.error:.2f}" + ("" if cell.paper.success is None else f" / {cell.paper.success:.2f}")
 
 
-def sentences(one: Judged) -> list[str]:
+def sentences(one: Judged, beside_the_paper: bool = True) -> list[str]:
     """What a cell says, in full."""
     if not one.results:
         return [one.missing.capitalize() + "." + (f" The paper prints {printed(one.cell)}." if one.cell.paper else "")]
-    return [_sentence("Error", one.error), *([_sentence("Backdoor success", one.success)] if one.success and one.success.ours else [])]
+    said = [_sentence("Error", one.error, beside_the_paper)]
+    return said + ([_sentence("Backdoor success", one.success, beside_the_paper)] if one.success and one.success.ours else [])
 
 
-def _sentence(what: str, number: Number) -> str:
+def _sentence(what: str, number: Number, beside_the_paper: bool) -> str:
     spread = f" ± {number.spread:.3f}" if len(number.ours) > 1 else ""
     ours = f"{what} {number.mean:.3f}{spread} over {plural(len(number.ours), 'seed')}"
     if number.difference is None:
-        return f"{ours}; the paper has no number here."
+        return f"{ours}; the paper has no number here." if beside_the_paper else f"{ours}."
     allowed = f"{number.allowed:.3f} (twice the spread)" if number.allowed > number.limit else f"{number.limit} (the limit of this cell)"
     verdict = f"{mark(number)} {number.verdict.capitalize()}: {signed(number.difference)}"
     return f"{ours}; the paper prints {number.paper:.2f}. {verdict}, {'within' if number.verdict == 'agrees' else 'more than'} {allowed}."
