@@ -1,6 +1,7 @@
 """`fltrust audit`: who was trusted how much, who was rejected and why, and who changed, from a run directory."""
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from fltrust.errors import InputError
 from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
 from fltrust.store import read_json, read_records
 
-CHANGED = 0.5  # a node has changed if its share of rounds used (or its trust) in the later half differs so much from the earlier half's
+# A node has changed if its share of rounds used in the later half differs so much from the earlier half's, or its trust by so much more
+# than the usual node's: all honest nodes' trust falls while the model learns.
+CHANGED = 0.5
 
 
 @dataclass
@@ -34,8 +37,12 @@ class Node:
         return [verdict == "used" for verdict in self.verdicts]
 
     @property
-    def change(self) -> str:
-        """What became of a node whose later half differs from its earlier half; nothing for the others."""
+    def trust_gained(self) -> float:
+        half = len(self.trust) // 2
+        return _mean(self.trust[half:]) - _mean(self.trust[:half]) if half else 0.0
+
+    def change(self, usual: float) -> str:
+        """What became of a node whose later half differs from its earlier half; nothing for the others. `usual`: trust gained by most."""
         half = len(self.rounds) // 2
         if half < 2:  # too few rounds to tell a change from chance
             return ""
@@ -45,7 +52,7 @@ class Node:
         if gain >= CHANGED and self.used[-1]:
             return f"gained: first used in round {min(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
         half = len(self.trust) // 2
-        if half and abs(_mean(self.trust[half:]) - _mean(self.trust[:half])) >= CHANGED:
+        if half and abs(self.trust_gained - usual) >= CHANGED:
             return f"trust {_mean(self.trust[:half]):.2f} -> {_mean(self.trust[half:]):.2f}"
         return ""
 
@@ -148,7 +155,8 @@ def _number(value: object) -> float | None:
 
 def _heading(experiment: dict[str, Any], records: list[dict[str, Any]], count: int) -> str:
     errors = [error for record in records if (error := _number(record.get("test_error"))) is not None]
-    said = f"{_rule_name(experiment)}: {len(records)} rounds, {count} nodes"
+    last = records[-1]["round"]  # a simulation records the rounds that it evaluates
+    said = f"{_rule_name(experiment)}: {len(records)} {'rounds' if len(records) == last else f'of {last} rounds recorded'}, {count} nodes"
     return said + (f", test error {errors[-1]:.3f}" if errors else "")
 
 
@@ -159,7 +167,9 @@ def _table(nodes: dict[int, Node]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for name in columns:
         table.add_column(name, justify="left" if name in ("is", "why rejected", "changed") else "right")
-    for client, node in sorted(nodes.items(), key=lambda item: (not item[1].change, _mean(item[1].used), item[0])):
+    usual = statistics.median(node.trust_gained for node in nodes.values())
+    changes = {client: node.change(usual) for client, node in nodes.items()}
+    for client, node in sorted(nodes.items(), key=lambda item: (not changes[item[0]], _mean(item[1].used), item[0])):
         counts = Counter(node.verdicts)
         row = [
             str(client),
@@ -169,7 +179,7 @@ def _table(nodes: dict[int, Node]) -> Table:
             f"{_mean(node.trust):.3f}" if node.trust else "",
             f"{_mean(node.shares):.4f}" if node.shares else "",
             ", ".join(f"{reason} {count}" for reason, count in node.reasons.most_common()),
-            node.change,
+            changes[client],
         ]
         table.add_row(*(Text(cell) for cell in row))
     return table
