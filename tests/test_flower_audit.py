@@ -323,8 +323,8 @@ def test_who_changed(history: str, change: str) -> None:
 def test_a_node_whose_trust_fell_has_changed_though_it_is_still_used() -> None:
     node = Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.9, 0.8, 0.2, 0.1])
     assert node.change(0.0) == "trust 0.85 -> 0.15"
-    assert node.change(-0.6) == ""  # most nodes' trust fell as much
-    assert Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.4, 0.4, 0.3, 0.3]).change(-0.6) == "trust 0.40 -> 0.30"
+    assert node.change(-0.7) == ""  # most nodes' trust fell as much
+    assert Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.4, 0.4, 0.3, 0.3]).change(-0.7) == "trust 0.40 -> 0.30"
 
 
 def test_late_replies_and_kept_rounds_are_in_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

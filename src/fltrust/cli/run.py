@@ -33,7 +33,8 @@ def run_one(
     with RunDirectory(path, run, task) as directory:
         after, weights = directory.resume()
         if after:
-            screen.print(f"{path}: going on after round {after}", highlight=False, markup=False)
+            said = "was finished already" if after == run.rounds else f"going on after round {after}"
+            screen.print(f"{path}: {said}", highlight=False, markup=False)
         with watched(simulate(run, task, after=after, weights=weights), run, screen, after) as records:
             for record in records:
                 if record.weights is not None:
