@@ -99,6 +99,15 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
     experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]
     assert experiment["attack"] == {"name": "trim", "knowledge": "partial", "reach": 2.0, "honest_only": False}
     assert experiment["rule"] == {"name": "krum", "tolerate": 4}
+    again = fltrust("run", "run.toml", "--rounds", "1", "--device", "cpu", "--out", "mine", cwd=tmp_path)
+    assert "mine: was finished already" in again.stderr
+
+
+def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('dataset = "mnist-5k"\nrounds = 1\nbatch_size = 4\nattack = { name = "trim", reach = 3.0 }')
+    assert fltrust("run", "run.toml", "--knowledge", "partial", "--device", "cpu", "--out", "mine", cwd=tmp_path).returncode == 0
+    attack = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]["attack"]
+    assert attack == {"name": "trim", "knowledge": "partial", "reach": 3.0, "honest_only": False}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,7 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
         (["run", "--attack", "trin"], "unknown attack 'trin': did you mean 'trim'?"),
         (["run", "--dataset", "minst-0.5"], "unknown dataset 'minst-0.5': did you mean 'mnist-0.5'?"),
         (["run", "--dataset", "mnist"], "unknown dataset 'mnist': did you mean 'mnist-0.1' or 'mnist-0.5' or 'mnist-5k'?"),
-        (["run", "trim.toml", "--attack", "none", "--knowledge", "partial"], "unknown parameter of none 'knowledge'; known: none"),
+        (["run", "trim.toml", "--attack", "none", "--knowledge", "partial"], "attack 'none' has no parameters"),
         (["run", "trim.toml", "--knowledge", "much"], "an attacker's knowledge is full or partial, not 'much'"),
         (["run", "--dataset", "mnist-5k", "--clients", "100000"], "100,000 clients for 4,000 examples"),
         (["run", "--malicious", "101"], "malicious must be 0 to 100 (num_clients), not 101"),

@@ -37,7 +37,7 @@ from test_flower_strategy import (
     strategy_of,
 )
 
-from fltrust.cli.audit import Node, show
+from fltrust.cli.audit import Node, _table, show
 from fltrust.errors import InputError
 from fltrust.flower.audit import read_model
 from fltrust.rules import FedAvg, Krum, Rule
@@ -323,8 +323,24 @@ def test_who_changed(history: str, change: str) -> None:
 def test_a_node_whose_trust_fell_has_changed_though_it_is_still_used() -> None:
     node = Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.9, 0.8, 0.2, 0.1])
     assert node.change(0.0) == "trust 0.85 -> 0.15"
-    assert node.change(-0.7) == ""  # most nodes' trust fell as much
-    assert Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.4, 0.4, 0.3, 0.3]).change(-0.7) == "trust 0.40 -> 0.30"
+    assert node.change(-0.7) == ""  # the others' trust fell as much
+    assert Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.0] * 4).change(-0.7) == ""
+
+
+@pytest.mark.parametrize(
+    ("trust", "changed"),
+    [
+        ([[0.9, 0.9, 0.1, 0.1]], [0]),  # alone
+        ([[0.9, 0.9, 0.1, 0.1], [0.9, 0.9, 0.9, 0.9]], [0]),
+        ([[0.9, 0.9, 0.1, 0.1], [0.9, 0.8, 0.2, 0.1], [0.0] * 4, [0.0] * 4, [0.0] * 4], []),  # all honest nodes' trust falls
+        ([[0.9, 0.9, 0.9, 0.9], [0.9, 0.8, 0.8, 0.9], [0.9, 0.9, 0.1, 0.0]], [2]),
+    ],
+)
+def test_a_nodes_trust_is_compared_with_the_others(trust: list[list[float]], changed: list[int]) -> None:
+    nodes = {i: Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=one) for i, one in enumerate(trust)}
+    table = _table(nodes)
+    last, first = list(table.columns[-1].cells), list(table.columns[0].cells)
+    assert [int(str(node)) for node, said in zip(first, last, strict=True) if str(said)] == changed
 
 
 def test_late_replies_and_kept_rounds_are_in_the_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.sections import pairs_of
 from fltrust.reproduce import plan
 from fltrust.results import Result, Results
+from fltrust.rules import RULES
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
 
@@ -279,25 +280,49 @@ def test_run_directories_get_a_page_of_their_own(tmp_path: Path) -> None:
     mixed = fltrust("report", "one", "report", cwd=tmp_path)
     assert (mixed.returncode, mixed.stderr.count("\n")) == (2, 1)
     assert "report is no run directory" in mixed.stderr
+    file = tmp_path / "one" / "records.jsonl"
+    whole = file.read_text()
+    for was, now in (
+        ('"train_error"', '"other"'),
+        ('"success"', '"other"'),
+        ('"clients": [0, 1', '"clients": [0, -1'),
+        ('"clients": [0, 1', '"clients": [0, 99'),
+    ):
+        file.write_text(whole.replace(was, now))
+        assert file.read_text() != whole
+        done = fltrust("report", "one", cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), (was, now, done.stderr)
 
 
-def test_runs_of_ones_own_stand_side_by_side(tmp_path: Path) -> None:
+def test_runs_of_ones_own_stand_side_by_side() -> None:
     def own(rule: str, attack: str, error: float, **changes: Any) -> Result:
         run = Experiment.on("mnist-5k", rule, attack, **changes)
         return made_up(run, error=error, seed=run.seed)
 
     some = [own(rule, "trim", 0.1 + 0.02 * seed, seed=seed) for rule in ("fltrust", "krum") for seed in (0, 1)]
     some += [own("fltrust", {"name": "trim", "reach": 3.0}, 0.3), own("fltrust", "none", 0.05), own("fltrust-norelu", "none", 0.06)]
+    some += [own("krum", "none", 0.01 * malicious, malicious=malicious) for malicious in (4, 6)]  # Krum is told
+    some += [own("fltrust", {"name": "adaptive", "rounds": steps}, 0.001 * steps) for steps in (3, 50)]  # not the experiment's rounds
     found = Results(some)
     table, curves = side_by_side(found)
     text = tables.markdown(table, judge(table, found))
-    assert "| attack | fltrust | fltrust-norelu | krum |" in text
-    assert "| none | 0.050, n = 1 | 0.060, n = 1 |  |" in text
-    assert "| trim, reach 2.0 | 0.110 ± 0.014, n = 2 |  | 0.110 ± 0.014, n = 2 |" in text
-    assert "| trim, reach 3.0 | 0.300, n = 1 |  |  |" in text
-    assert [cell.page for cell in curves.cells if cell.column == "krum"] == ["mnist-5k, trim, reach 2.0"]
+    assert "| attack | krum | fltrust | fltrust-norelu |" in text
+    assert "| none | 0.040, n = 1 | 0.050, n = 1 | 0.060, n = 1 |" in text
+    assert "| none, malicious 6 | 0.060, n = 1 |  |  |" in text
+    assert "| adaptive, rounds 3 |  | 0.003, n = 1 |  |" in text
+    assert "| adaptive, rounds 50 |  | 0.050, n = 1 |  |" in text
+    assert "| trim | 0.110 ± 0.014, n = 2 | 0.110 ± 0.014, n = 2 |  |" in text
+    assert "| trim, reach 3.0 |  | 0.300, n = 1 |  |" in text
+    assert [cell.page for cell in curves.cells if cell.column == "krum"] == [
+        "mnist-5k, none",
+        "mnist-5k, none, malicious 6",
+        "mnist-5k, trim",
+    ]
     page = runs_page(some, {exhibit: judge(exhibit, found) for exhibit in (table, curves)})
     assert page.count("<h2>") == 3 + len(some)
+    variants = Results(made_up(Experiment.on("har", rule)) for rule in RULES)
+    _, rules = side_by_side(variants)
+    assert len({look_of(rules, cell)._replace(marker="") for cell in rules.cells}) == len(RULES)
     files = figures.draw({curves: judge(curves, found)}, found)
     assert files["figures/curves.png"].startswith(b"\x89PNG")
 

@@ -265,7 +265,7 @@ def test_single_runs_are_shown_in_full(browser: Browser, tmp_path: Path) -> None
         success=(whole.success or ())[:cut],
         seconds=None,
     )
-    browser.open(write(runs_page([whole, unfinished]), tmp_path / "runs.html"))
+    browser.open(write(runs_page([whole, unfinished], {}), tmp_path / "runs.html"))
     browser.wait("document.querySelectorAll('#run-1 .pixels').length === 2")
     assert browser.run("document.querySelectorAll('#run-0 .curve').length") == 5  # test, training, backdoor, trust of two
     assert "This run is not finished: it will have 2,000 rounds." in browser.run("document.querySelector('#run-1').innerText")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fltrust import results
+from fltrust import datasets, results
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS
 from fltrust.reproduce import Failed, Finished, Reached, estimate, execute, plan
@@ -103,12 +103,18 @@ def test_runs_are_killed_resumed_and_printed_beside_the_paper(tmp_path: Path, ha
 
 
 def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) -> None:
-    data = ["--data-dir", str(har), "--out", "out"]
-    done = reproduce("methods", "--dataset", "har", "--dataset", "ch-mnist", "--attack", "none", "--rule", "fedavg", *data, cwd=tmp_path)
+    (tmp_path / "har").symlink_to(har / "har")
+    for file in datasets.locate("fashion-mnist", tmp_path):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"no images")
+    chosen = ["--dataset", "har", "--dataset", "ch-mnist", "--dataset", "fashion-mnist", "--attack", "none", "--rule", "fedavg"]
+    done = reproduce("methods", *chosen, "--data-dir", str(tmp_path), "--out", "out", cwd=tmp_path)
     assert done.returncode == 1
     assert [path.parent.name for path in tmp_path.glob("out/*/*.json")] == ["har"]
+    assert done.stdout.index("no data for 1 of them: ch-mnist") < done.stdout.index("methods: HAR")
     assert "failed: ch-mnist, fedavg, attack none, seed 0: " in done.stdout
-    assert "1 runs finished, 1 failed" in done.stdout
+    assert "failed: fashion-mnist, fedavg, attack none, seed 0: " in done.stdout
+    assert "1 runs finished, 2 failed" in done.stdout
 
 
 def test_a_failure_does_not_reach_the_next_run(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Experiment:
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
         """The paper's experiment on a data set, with changes: `Experiment.on("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
 
-        A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters without a default that are left
+        A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters with no default or None that are left
         out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the data set's.
         """
         known("dataset", dataset, PAPER)
@@ -215,10 +215,11 @@ def _chosen(what: str, choice: Any, registry: Mapping[str, type], told: Mapping[
     kind = registry[known(what, choice["name"], registry)]
     fields = dataclasses.fields(kind)
     names = [field.name for field in fields]
+    _require(bool(names) or len(choice) == 1, f"{what} {choice['name']!r} has no parameters")
     parameters = {known(f"parameter of {choice['name']}", name, names): value for name, value in choice.items() if name != "name"}
     if isinstance(parameters.get("trigger"), Mapping):
         parameters["trigger"] = Trigger.from_dict(parameters["trigger"])
-    unsaid = {field.name: field.default for field in fields if field.default is None or field.default is field.default_factory}
+    unsaid = {field.name: field.default for field in fields if field.default is None or field.default is dataclasses.MISSING}
     parameters = {name: told[name] for name in unsaid if name in told} | _checked(kind, parameters)
     for name, default in unsaid.items():
         _require(name in parameters or default is None, f"{what} {choice['name']!r} must be told its {name}")
@@ -258,7 +259,7 @@ def known(what: str, name: str, names: Collection[str]) -> str:
         return name
     begun = [longer for longer in names if name and longer.startswith(str(name))]
     near = " or ".join(map(repr, begun or difflib.get_close_matches(str(name), list(names), n=1)))
-    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names) or 'none'}"))
+    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names)}"))
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -131,7 +131,7 @@ def execute(runs: Collection[Experiment], work: Path, *, jobs: int, device: str,
 
 
 class _Worker:
-    """A process that does one run after the other; one that dies is replaced."""
+    """A process that does one run after the other; one that dies, or whose run failed, is replaced."""
 
     def __init__(self, place: int, jobs: int, work: Path, device: str, data_dir: str | None) -> None:
         self._arguments = (place, jobs, work, device, data_dir)
@@ -162,7 +162,6 @@ class _Worker:
             event = Failed(self.run, f"its process ended with exit code {self._process.exitcode}")
         if isinstance(event, Failed):  # what a failure leaves behind (a GPU in an error state) must not meet the next run
             self.stop()
-            self._start()
         if not isinstance(event, Reached):
             self.run = None
         return event

@@ -57,14 +57,22 @@ def distil(directory: Path, seconds: float | None = None) -> Result:
     records = [record for record in read_records(directory) if record.get("test_error") is not None]
     if not records:
         raise InputError(f"{directory} holds no evaluated round yet")
-    if declaration.get("kind") == FEDERATION:
-        return _of_federation(declaration, records, directory)
+    made = _of_federation if declaration.get("kind") == FEDERATION else _of_simulation
+    try:
+        return dataclasses.replace(made(declaration, records, directory), seconds=seconds)
+    except InputError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError) as problem:
+        raise InputError(f"{directory} is damaged: {type(problem).__name__} {problem}") from problem
+
+
+def _of_simulation(declaration: Mapping[str, Any], records: list[dict[str, Any]], directory: Path) -> Result:
     run = _experiment(declaration, directory)
     kept = _thinned([record for record in records if record.get("cosine") is not None]) if run.rule.needs_root else []
     return Result(
         run=run,
         about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
-        seconds=seconds,
+        seconds=None,
         rounds=tuple(record["round"] for record in records),
         train_error=tuple(record["train_error"] for record in records),
         test_error=tuple(record["test_error"] for record in records),
@@ -76,41 +84,38 @@ def distil(directory: Path, seconds: float | None = None) -> Result:
 
 def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]], directory: Path) -> Result:
     """Of a federation nobody knows who is malicious, and its server measures the test error alone. A rejected reply counts as trust 0."""
-    try:
-        rule = from_dict({"rule": declaration["experiment"]["rule"]}).rule
-        nodes = sorted({node for record in records for node in record["clients"]})
-        place = {node: i for i, node in enumerate(nodes)}
-        rounds = tuple(record["round"] for record in records)
-        kept = _thinned(records) if rule.needs_root else []
-        trust = []
-        for record in kept:
-            row: list[float | None] = [None] * len(nodes)
-            for node, scored, verdict in zip(record["clients"], record["trust"], record["verdict"], strict=True):
-                row[place[node]] = 0.0 if verdict == "rejected" else None if scored is None else max(0.0, float(scored))
-            trust.append(tuple(row))
-        run = Experiment(
-            dataset=FEDERATION,
-            model="",
-            rule=rule,
-            seed=int(declaration["experiment"]["seed"]),
-            rounds=rounds[-1],
-            num_clients=len(nodes),
-            clients_per_round=len(nodes),
-            malicious=0,
-        )
-        return Result(
-            run=run,
-            about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
-            seconds=None,
-            rounds=rounds,
-            train_error=(),
-            test_error=tuple(record["test_error"] for record in records),
-            success=None,
-            trust_rounds=tuple(record["round"] for record in kept),
-            trust=tuple(trust),
-        )
-    except (KeyError, TypeError, ValueError) as problem:
-        raise InputError(f"{directory} is damaged: {type(problem).__name__} {problem}") from problem
+    rule = from_dict({"rule": declaration["experiment"]["rule"]}).rule
+    nodes = sorted({node for record in records for node in record["clients"]})
+    place = {node: i for i, node in enumerate(nodes)}
+    rounds = tuple(record["round"] for record in records)
+    kept = _thinned(records) if rule.needs_root else []
+    trust = []
+    for record in kept:
+        row: list[float | None] = [None] * len(nodes)
+        for node, scored, verdict in zip(record["clients"], record["trust"], record["verdict"], strict=True):
+            row[place[node]] = 0.0 if verdict == "rejected" else None if scored is None else max(0.0, float(scored))
+        trust.append(tuple(row))
+    run = Experiment(
+        dataset=FEDERATION,
+        model="",
+        rule=rule,
+        seed=int(declaration["experiment"]["seed"]),
+        rounds=rounds[-1],
+        num_clients=len(nodes),
+        clients_per_round=len(nodes),
+        malicious=0,
+    )
+    return Result(
+        run=run,
+        about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
+        seconds=None,
+        rounds=rounds,
+        train_error=(),
+        test_error=tuple(record["test_error"] for record in records),
+        success=None,
+        trust_rounds=tuple(record["round"] for record in kept),
+        trust=tuple(trust),
+    )
 
 
 def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -120,6 +125,8 @@ def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _by_client(record: Mapping[str, Any], num_clients: int) -> tuple[float | None, ...]:
     trust: list[float | None] = [None] * num_clients
     for client, cosine in zip(record["clients"], record["cosine"], strict=True):
+        if client < 0:
+            raise IndexError(client)
         trust[client] = max(0.0, cosine or 0.0)
     return tuple(trust)
 

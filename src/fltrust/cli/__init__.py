@@ -181,7 +181,9 @@ def reproduce(
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")] = Path("results"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many runs there are and how long they might take.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how many runs there are, how long they might take, what data is missing.")
+    ] = False,
 ) -> None:
     """Run the paper's tables and figures, those runs that are not done yet, and print each number beside the paper's.
 

@@ -16,8 +16,8 @@ from fltrust.errors import InputError
 from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
 from fltrust.store import read_json, read_records
 
-# A node has changed if its share of rounds used in the later half differs so much from the earlier half's, or its trust by so much more
-# than the usual node's: all honest nodes' trust falls while the model learns.
+# A node has changed if its share of rounds used in the later half differs so much from the earlier half's; or its trust does, and by so
+# much more than the other nodes': all honest nodes' trust falls while the model learns.
 CHANGED = 0.5
 
 
@@ -42,7 +42,7 @@ class Node:
         return _mean(self.trust[half:]) - _mean(self.trust[:half]) if half else 0.0
 
     def change(self, usual: float) -> str:
-        """What became of a node whose later half differs from its earlier half; nothing for the others. `usual`: trust gained by most."""
+        """What became of a node whose later half differs from its earlier half, else nothing. `usual`: what the others' trust gained."""
         half = len(self.rounds) // 2
         if half < 2:  # too few rounds to tell a change from chance
             return ""
@@ -52,7 +52,7 @@ class Node:
         if gain >= CHANGED and self.used[-1]:
             return f"gained: first used in round {min(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
         half = len(self.trust) // 2
-        if half and abs(self.trust_gained - usual) >= CHANGED:
+        if min(abs(self.trust_gained), abs(self.trust_gained - usual)) >= CHANGED:
             return f"trust {_mean(self.trust[:half]):.2f} -> {_mean(self.trust[half:]):.2f}"
         return ""
 
@@ -167,8 +167,10 @@ def _table(nodes: dict[int, Node]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for name in columns:
         table.add_column(name, justify="left" if name in ("is", "why rejected", "changed") else "right")
-    usual = statistics.median(node.trust_gained for node in nodes.values())
-    changes = {client: node.change(usual) for client, node in nodes.items()}
+    changes = {}
+    for client, node in nodes.items():
+        others = [other.trust_gained for other in nodes.values() if other is not node and any(other.trust)]
+        changes[client] = node.change(statistics.median(others) if others else 0.0)
     for client, node in sorted(nodes.items(), key=lambda item: (not changes[item[0]], _mean(item[1].used), item[0])):
         counts = Counter(node.verdicts)
         row = [

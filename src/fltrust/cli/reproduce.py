@@ -79,12 +79,12 @@ def reproduce(
     screen.print(f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
     counts = Counter(run.dataset for run in left)
     lacking = {} if ray else {name: why for name in counts if (why := datasets.missing(name, data_dir))}  # a cluster has its own disks
-    if dry_run:
-        for name, why in lacking.items():
-            screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-        return
-    if lacking and len(lacking) == len(counts):
+    if lacking and len(lacking) == len(counts) and not dry_run:
         raise InputError("; ".join(lacking.values()))
+    for name, why in lacking.items():
+        screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if dry_run:
+        return
     work = out / WORK
     with closing(lock(work)):  # two programs in one folder would do the same runs twice
         for run in runs:

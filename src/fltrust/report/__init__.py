@@ -30,39 +30,41 @@ def build(sources: Sequence[Path], out: Path) -> Report:
     from fltrust.report import page
 
     runs = {source: _run_directories(source) for source in sources}
-    if not any(runs.values()):
-        if len(sources) != 1:
-            raise InputError(f"a report has one folder of results, not {len(sources)}")
+    if not any(runs.values()) and len(sources) == 1:
         found = _read(sources[0])
         judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
         return Report(_write(_files(page.reproduction_page(judged, found), judged, found), out), judged)
     for source, inside in runs.items():
         if not inside:
             raise InputError(f"{source} is no run directory and holds none: name run directories only, or one folder of results")
-    single = [_sound(results.distil(run), run) for run in dict.fromkeys(run for inside in runs.values() for run in inside)]
+    single = [_sound(results.distil(run), run) for run in {run.resolve(): run for inside in runs.values() for run in inside}.values()]
     finished = Results(one for one in single if one.run.dataset != results.FEDERATION and one.rounds[-1] == one.run.rounds)
     compared = {exhibit: judge(exhibit, finished) for exhibit in side_by_side(finished)} if len(finished.all()) > 1 else {}
     return Report(_write(_files(page.runs_page(single, compared), compared, finished), out), {})
 
 
 def _run_directories(source: Path) -> list[Path]:
-    """The source itself, or what lies in it; a folder of results has none, even if somebody put a run into it."""
+    """The source itself, or what lies in it and has come to a first record; a folder of results has none, even if a run lies in it."""
     if (source / "experiment.json").exists():
         return [source]
-    inside = sorted(declaration.parent for declaration in source.glob("*/experiment.json"))
+    inside = sorted(records.parent for records in source.glob("*/records.jsonl") if records.stat().st_size)
     return inside if inside and not results.read(source).all() else []
 
 
 def _files(index: str, judged: dict[Exhibit, list[Judged]], found: Results) -> dict[str, bytes]:
-    content = {"index.html": index}
+    texts, pictures = {"index.html": index}, {}
     if judged:
-        from fltrust.report import figures, tables  # a plotting library is heavy, and a page of one run needs none
+        from fltrust.report import tables
 
         for exhibit, cells in judged.items():
-            content[f"tables/{exhibit.name}.md"] = tables.markdown(exhibit, cells)
-            content[f"tables/{exhibit.name}.tex"] = tables.latex(exhibit, cells)
-        return {name: text.encode(errors="replace") for name, text in content.items()} | figures.draw(judged, found)
-    return {name: text.encode(errors="replace") for name, text in content.items()}
+            texts[f"tables/{exhibit.name}.md"] = tables.markdown(exhibit, cells)
+            texts[f"tables/{exhibit.name}.tex"] = tables.latex(exhibit, cells)
+        try:
+            from fltrust.report import figures  # a plotting library is heavy, and a page of one run needs none
+        except ImportError as problem:
+            raise InputError("the figures of a report need matplotlib: pip install 'fltrust[report]'") from problem
+        pictures = figures.draw(judged, found)
+    return {name: text.encode(errors="replace") for name, text in texts.items()} | pictures
 
 
 def _read(folder: Path) -> Results:

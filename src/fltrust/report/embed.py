@@ -19,15 +19,15 @@ class Embedded:
         self.runs: list[dict[str, Any]] = []
         self.cells: list[dict[str, Any]] = []
         self.figures: list[dict[str, Any]] = []
-        self._places: dict[str, int] = {}
+        self._places: dict[int, int] = {}
         self._opened: dict[tuple[str, Cell], int] = {}
 
     def place_of(self, result: Result) -> int:
         """Where a run stands among those of the page."""
-        if result.run.key not in self._places:
-            self._places[result.run.key] = len(self.runs)
+        if id(result) not in self._places:  # two federations may have one key
+            self._places[id(result)] = len(self.runs)
             self.runs.append(_packed(result))
-        return self._places[result.run.key]
+        return self._places[id(result)]
 
     def open(self, heading: str, says: Sequence[str], results: Iterable[Result], command: str = "") -> int:
         """Something to click on, and what its panel will show."""

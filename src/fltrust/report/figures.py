@@ -1,6 +1,7 @@
 """Figures for papers, as PNG and PDF: each figure of the paper, and pictures of trust."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,7 +80,8 @@ def _exhibit(exhibit: Exhibit, cells: list[Judged], results: Results) -> Figure:
         else:
             _draw_points(axis, exhibit, page, what, results)
             axis.set_ylim(0, 1.03 if what == "success" or top > 0.6 else top * 1.08)
-        axis.set_title(page.page if what == "error" else _backdoor(page, pages), loc="left", fontweight="bold")
+        title = page.page if what == "error" else _backdoor(page, pages)
+        axis.set_title(textwrap.fill(title, 90 // across), loc="left", fontweight="bold")
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     curves = {label: handle for axis in axes[: len(panels)] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}

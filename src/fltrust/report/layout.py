@@ -10,6 +10,7 @@ from fltrust.attacks import ATTACKS
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS, Cell, Exhibit
 from fltrust.report.agreement import Judged
+from fltrust.report.repeat import changes, named
 from fltrust.results import Result, Results, first_seed
 from fltrust.rules import RULES, FLTrust
 
@@ -55,7 +56,9 @@ def telling(judged: dict[Exhibit, list[Judged]]) -> dict[str, list[tuple[str, Re
     return found
 
 
-_CLICK = "Mean and standard deviation over the seeds; a click on a number shows its runs."
+_SAID = (
+    "Test error after the last round, of runs that reached it: mean and standard deviation over seeds. A click on a number shows its runs."
+)
 
 
 def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
@@ -63,27 +66,24 @@ def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
     runs = list({run.key: run for run in (first_seed(one.run) for one in found.all())}.values())
     attacks, rules = list(ATTACKS.values()), list(RULES.values())
     runs.sort(key=lambda run: (attacks.index(type(run.attack)), rules.index(type(run.rule))))
-    cells = [(run, _label(run, runs, "attack"), _label(run, runs, "rule")) for run in runs]
+    cells = [(run, _with_parameters(run, "attack") + _particular(run, runs), _with_parameters(run, "rule")) for run in runs]
     table = tuple(Cell(run.dataset, attack, rule, run) for run, attack, rule in cells)
     curves = tuple(Cell(f"{run.dataset}, {attack}", "", rule, run) for run, attack, rule in cells)
     return (
-        Exhibit("runs", "table", "Side by side", "Test error after the last round. " + _CLICK, "data set", "attack", "rule", table),
+        Exhibit("runs", "table", "Side by side", _SAID, "data set", "attack", "rule", table),
         Exhibit("curves", "curves", "Training error against rounds", "A picture for each attack.", "attack", "", "rule", curves),
     )
 
 
-def _label(run: Experiment, runs: Iterable[Experiment], part: str) -> str:
-    """The name of a run's attack or rule, and what is particular about it among others of that name on the same data set.
+def _with_parameters(run: Experiment, part: str) -> str:
+    """The name of a run's attack or rule, with the parameters that the name alone would not give it."""
+    counts = {field: getattr(run, field) for field in ("num_clients", "malicious", "clients_per_round")}
+    usual, ours = named(run, counts), run.to_dict()[part]
+    name = str(ours.pop("name"))
+    return name + "".join(f", {field} {value}" for field, value in ours.items() if usual is None or usual.to_dict()[part][field] != value)
 
-    What is no parameter of either, such as the number of malicious clients, goes with the attack.
-    """
 
-    def fields(one: Experiment) -> dict[str, object]:
-        declared = one.to_dict()
-        outside = {field: value for field, value in declared.items() if field not in ("rule", "attack")}
-        return {**declared[part], **(outside if part == "attack" else {"dataset": one.dataset})}
-
-    ours = fields(run)
-    alike = [other for other in map(fields, runs) if (other["dataset"], other["name"]) == (ours["dataset"], ours["name"])]
-    particular = (f", {field} {value}" for field, value in ours.items() if any(other[field] != value for other in alike))
-    return str(ours["name"]) + "".join(particular)
+def _particular(run: Experiment, runs: Iterable[Experiment]) -> str:
+    """In what else a run differs from the paper's, where not all runs on its data set do."""
+    others = [other.to_dict() for other in runs if other.dataset == run.dataset]
+    return "".join(f", {field} {value}" for field, value in changes(run).items() if any(other[field] != value for other in others))

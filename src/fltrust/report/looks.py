@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fltrust.attacks import ATTACKS
 from fltrust.experiment import name_of
-from fltrust.paper import Cell, Exhibit
+from fltrust.paper import EXHIBITS, Cell, Exhibit
 from fltrust.rules import RULES
 
 COLOURS = {  # on a light and on a dark ground
@@ -46,9 +46,18 @@ def look_of(exhibit: Exhibit, cell: Cell) -> Look:
     """Of the curve that a cell is on: by its rule where rules are compared, else by its attack, and FedAvg beside FLTrust is dashed."""
     rule = name_of(cell.run.rule, RULES)
     if exhibit.column == "rule":
-        return _RULES.get(rule, Look("sky", "X"))
+        return _RULES[rule] if exhibit.name in EXHIBITS else _own(exhibit)[cell.column]
     look = _ATTACKS[_attack(exhibit, cell)]
     return look._replace(dashed=True) if rule == "fedavg" else look
+
+
+def _own(exhibit: Exhibit) -> dict[str, Look]:
+    """The paper's rules as always; the others take the colours that are left, then all of them dashed."""
+    looks = {cell.column: _RULES[cell.column] for cell in exhibit.cells if cell.column in _RULES}
+    free = [Look(colour, "X") for colour in COLOURS if colour not in {look.colour for look in looks.values()}]
+    free += [Look(colour, "P", dashed=True) for colour in COLOURS]
+    others = dict.fromkeys(cell.column for cell in exhibit.cells if cell.column not in looks)
+    return looks | {column: free[i % len(free)] for i, column in enumerate(others)}
 
 
 def _attack(exhibit: Exhibit, cell: Cell) -> str:

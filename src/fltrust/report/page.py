@@ -47,12 +47,11 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results) -> 
     return _html("FLTrust, reproduced", header, sections, embedded)
 
 
-def runs_page(results: Sequence[Result], judged: dict[Exhibit, list[Judged]] | None = None) -> str:
+def runs_page(results: Sequence[Result], judged: dict[Exhibit, list[Judged]]) -> str:
     """A page of a few runs, side by side and each with its pictures in full."""
     embedded = Embedded()
     sections = [
-        (exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, Results(results)))
-        for exhibit, cells in (judged or {}).items()
+        (exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, Results(results))) for exhibit, cells in judged.items()
     ]
     if len(results) > 1:
         sections.append(("all", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
@@ -161,19 +160,18 @@ def _facts(judged: dict[Exhibit, list[Judged]], results: Results) -> Element:
 
 def _finding(judged: dict[Exhibit, list[Judged]]) -> Element | None:
     """What the exact adaptive attack does at the smallest share of malicious clients that was run; the paper does not have it."""
-    times, shares = [], []
-    for page in grids(EXHIBITS["adaptive"], judged[EXHIBITS["adaptive"]]):
-        errors = {int(one.cell.row): one.error.mean for one in page.cells if one.cell.column == EXACT and one.results}
-        share = min((share for share in errors if share), default=0)
-        if share and errors.get(0):
-            times.append(f"{errors[share] / errors[0]:.1f} on {page.page}")
-            shares.append(share)
-    if not times:
+    exact = {
+        page.page: {int(one.cell.row): one.error.mean for one in page.cells if one.cell.column == EXACT and one.results}
+        for page in grids(EXHIBITS["adaptive"], judged[EXHIBITS["adaptive"]])
+    }
+    share = min((share for errors in exact.values() for share in errors if share), default=0)
+    times = [f"{errors[share] / errors[0]:.1f} on {page}" for page, errors in exact.items() if share in errors and errors.get(0)]
+    if not share or not times:
         return None
     return tag(
         "p",
         tag("b", "Not in the paper: "),
-        f"solved exactly, its adaptive attack multiplies FLTrust's error by {', '.join(times)}, with {max(shares)} % malicious clients. ",
+        f"solved exactly, the adaptive attack multiplies FLTrust's error by {', '.join(times)}, with {share} % malicious clients. ",
         tag("a", "Figure 7", href="#adaptive"),
         class_="finding",
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fltrust.attacks import ATTACKS
+from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict, name_of
 from fltrust.paper import Cell, Exhibit
 from fltrust.results import Result
@@ -37,30 +38,40 @@ OPTIONS = {
 def run_command(run: Experiment) -> str:
     """`fltrust run ...`; where options do not say all, a TOML file comes first."""
     rule, attack = name_of(run.rule, RULES), name_of(run.attack, ATTACKS)
-    changes = _changes(run, rule, attack)
-    options = {field: value for field, value in changes.items() if field in OPTIONS and value is not None}
-    if Experiment.on(run.dataset, rule, attack, **options) == run:
+    changed = changes(run)
+    options = {field: value for field, value in changed.items() if field in OPTIONS and value is not None}
+    if named(run, options) == run:
         command = ["fltrust", "run", "--dataset", run.dataset, "--rule", rule, "--attack", attack]
         return shlex.join(command + [word for field, value in options.items() for word in (OPTIONS[field], str(value))])
-    declared, plain = run.to_dict(), Experiment.on(run.dataset, rule, attack, **changes).to_dict()
-    named = {"rule": rule, "attack": attack}
-    parts = {part: name if declared[part] == plain[part] else declared[part] for part, name in named.items()}
+    declared, plain = run.to_dict(), named(run, changed)
+    parts = {
+        part: name if plain is not None and declared[part] == plain.to_dict()[part] else declared[part]
+        for part, name in (("rule", rule), ("attack", attack))
+    }
     toml = "".join(
-        f"{field} = {_toml(value)}\n" for field, value in {"dataset": run.dataset, **parts, **changes}.items() if value is not None
+        f"{field} = {_toml(value)}\n" for field, value in {"dataset": run.dataset, **parts, **changed}.items() if value is not None
     )
     if from_dict(tomllib.loads(toml)) == run:
         return f"# experiment.toml\n{toml}\nfltrust run experiment.toml"
     return "# this experiment exists in Python only: its result file declares it"
 
 
-def _changes(run: Experiment, rule: str, attack: str) -> dict[str, Any]:
+def named(run: Experiment, fields: Mapping[str, Any]) -> Experiment | None:
+    """What the names of a run's data set, rule and attack declare together with these fields; None where a rule must be told more."""
+    try:
+        return Experiment.on(run.dataset, name_of(run.rule, RULES), name_of(run.attack, ATTACKS), **fields)
+    except InputError:
+        return None
+
+
+def changes(run: Experiment) -> dict[str, Any]:
     """The fields that differ from the paper's experiment."""
     ours = run.to_dict()
     changed: dict[str, Any] = {}
     for field in ("num_clients", "malicious", "clients_per_round"):  # first, since each decides the default of the next
-        if Experiment.on(run.dataset, rule, attack, **changed).to_dict()[field] != ours[field]:
+        if Experiment.on(run.dataset, run.rule, run.attack, **changed).to_dict()[field] != ours[field]:
             changed[field] = ours[field]
-    paper = Experiment.on(run.dataset, rule, attack, **changed).to_dict()
+    paper = Experiment.on(run.dataset, run.rule, run.attack, **changed).to_dict()
     return changed | {field: value for field, value in ours.items() if field not in ("rule", "attack") and value != paper[field]}
 
 
