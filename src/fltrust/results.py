@@ -57,22 +57,22 @@ def distil(directory: Path, seconds: float | None = None) -> Result:
     records = [record for record in read_records(directory) if record.get("test_error") is not None]
     if not records:
         raise InputError(f"{directory} holds no evaluated round yet")
-    made = _of_federation if declaration.get("kind") == FEDERATION else _of_simulation
     try:
-        return dataclasses.replace(made(declaration, records, directory), seconds=seconds)
+        if declaration.get("kind") == FEDERATION:
+            return _of_federation(declaration, records)
+        return _of_simulation(_experiment(declaration, directory), declaration, records, seconds)
     except InputError:
         raise
     except (KeyError, IndexError, TypeError, ValueError) as problem:
         raise InputError(f"{directory} is damaged: {type(problem).__name__} {problem}") from problem
 
 
-def _of_simulation(declaration: Mapping[str, Any], records: list[dict[str, Any]], directory: Path) -> Result:
-    run = _experiment(declaration, directory)
+def _of_simulation(run: Experiment, declaration: Mapping[str, Any], records: list[dict[str, Any]], seconds: float | None) -> Result:
     kept = _thinned([record for record in records if record.get("cosine") is not None]) if run.rule.needs_root else []
     return Result(
         run=run,
         about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
-        seconds=None,
+        seconds=seconds,
         rounds=tuple(record["round"] for record in records),
         train_error=tuple(record["train_error"] for record in records),
         test_error=tuple(record["test_error"] for record in records),
@@ -82,7 +82,7 @@ def _of_simulation(declaration: Mapping[str, Any], records: list[dict[str, Any]]
     )
 
 
-def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]], directory: Path) -> Result:
+def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]]) -> Result:
     """Of a federation nobody knows who is malicious, and its server measures the test error alone. A rejected reply counts as trust 0."""
     rule = from_dict({"rule": declaration["experiment"]["rule"]}).rule
     nodes = sorted({node for record in records for node in record["clients"]})

@@ -1,7 +1,7 @@
 """`fltrust audit`: who was trusted how much, who was rejected and why, and who changed, from a run directory."""
 
+import bisect
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,9 +37,14 @@ class Node:
         return [verdict == "used" for verdict in self.verdicts]
 
     @property
-    def trust_gained(self) -> float:
+    def trust_by_half(self) -> tuple[float, float]:
         half = len(self.trust) // 2
-        return _mean(self.trust[half:]) - _mean(self.trust[:half]) if half else 0.0
+        return (_mean(self.trust[:half]), _mean(self.trust[half:])) if half else (0.0, 0.0)
+
+    @property
+    def trust_gained(self) -> float:
+        before, after = self.trust_by_half
+        return after - before
 
     def change(self, usual: float) -> str:
         """What became of a node whose later half differs from its earlier half, else nothing. `usual`: what the others' trust gained."""
@@ -51,9 +56,9 @@ class Node:
             return f"lost: last used in round {max(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
         if gain >= CHANGED and self.used[-1]:
             return f"gained: first used in round {min(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
-        half = len(self.trust) // 2
         if min(abs(self.trust_gained), abs(self.trust_gained - usual)) >= CHANGED:
-            return f"trust {_mean(self.trust[:half]):.2f} -> {_mean(self.trust[half:]):.2f}"
+            before, after = self.trust_by_half
+            return f"trust {before:.2f} -> {after:.2f}"
         return ""
 
 
@@ -167,10 +172,8 @@ def _table(nodes: dict[int, Node]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for name in columns:
         table.add_column(name, justify="left" if name in ("is", "why rejected", "changed") else "right")
-    changes = {}
-    for client, node in nodes.items():
-        others = [other.trust_gained for other in nodes.values() if other is not node and any(other.trust)]
-        changes[client] = node.change(statistics.median(others) if others else 0.0)
+    gained = sorted(node.trust_gained for node in nodes.values() if any(node.trust))
+    changes = {client: node.change(_median_without(gained, node.trust_gained)) for client, node in nodes.items()}
     for client, node in sorted(nodes.items(), key=lambda item: (not changes[item[0]], _mean(item[1].used), item[0])):
         counts = Counter(node.verdicts)
         row = [
@@ -185,6 +188,12 @@ def _table(nodes: dict[int, Node]) -> Table:
         ]
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def _median_without(ranked: list[float], one: float) -> float:
+    """Of a sorted list without one of its members; a federation may have too many nodes to sort the others for each."""
+    place, rest = bisect.bisect_left(ranked, one), len(ranked) - 1
+    return _mean([ranked[k + (k >= place)] for k in ((rest - 1) // 2, rest // 2)]) if rest > 0 else 0.0
 
 
 def _kept(path: Path, records: list[dict[str, Any]]) -> Iterator[str]:

@@ -38,6 +38,7 @@ class Exhibit:
     row: str
     column: str
     cells: tuple[Cell, ...]
+    own: bool = False  # made from a user's runs: nothing of the paper stands beside them
 
 
 def _read() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fltrust.attacks import NoAttack
-from fltrust.paper import EXHIBITS, Cell, Exhibit
+from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.words import sentences, title
@@ -38,9 +38,9 @@ class Embedded:
         """The same for a cell, which may stand in a table and in a picture."""
         place = (exhibit.name, one.cell)
         if place not in self._opened:
-            papers = exhibit.name in EXHIBITS
-            again = reproduce_command(exhibit, one.cell, one.results) if papers else ""
-            self._opened[place] = self.open(title(exhibit, one.cell), sentences(one, papers), one.results, again)
+            again = "" if exhibit.own else reproduce_command(exhibit, one.cell, one.results)
+            says = sentences(one, beside_the_paper=not exhibit.own)
+            self._opened[place] = self.open(title(exhibit, one.cell), says, one.results, again)
         return self._opened[place]
 
     def text(self) -> str:

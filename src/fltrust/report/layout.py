@@ -41,7 +41,7 @@ def grids(exhibit: Exhibit, judged: Iterable[Judged]) -> list[Grid]:
 
 def better_listed(exhibit: Exhibit, grids: Iterable[Grid]) -> bool:
     """Whether some page of what we declare has more empty places than cells: then a list is easier to read than rows and columns."""
-    return exhibit.name in EXHIBITS and any(2 * len(grid.cells) < len(grid.rows) * len(grid.columns) for grid in grids)
+    return not exhibit.own and any(2 * len(grid.cells) < len(grid.rows) * len(grid.columns) for grid in grids)
 
 
 TELLING = ("Trim attack", "Scaling attack", "Exact adaptive")  # rows of the methods table whose trust is shown
@@ -70,8 +70,8 @@ def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
     table = tuple(Cell(run.dataset, attack, rule, run) for run, attack, rule in cells)
     curves = tuple(Cell(f"{run.dataset}, {attack}", "", rule, run) for run, attack, rule in cells)
     return (
-        Exhibit("runs", "table", "Side by side", _SAID, "data set", "attack", "rule", table),
-        Exhibit("curves", "curves", "Training error against rounds", "A picture for each attack.", "attack", "", "rule", curves),
+        Exhibit("runs", "table", "Side by side", _SAID, "data set", "attack", "rule", table, own=True),
+        Exhibit("curves", "curves", "Training error against rounds", "A picture for each attack.", "attack", "", "rule", curves, own=True),
     )
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fltrust.attacks import ATTACKS
 from fltrust.experiment import name_of
-from fltrust.paper import EXHIBITS, Cell, Exhibit
+from fltrust.paper import Cell, Exhibit
 from fltrust.rules import RULES
 
 COLOURS = {  # on a light and on a dark ground
@@ -46,7 +46,7 @@ def look_of(exhibit: Exhibit, cell: Cell) -> Look:
     """Of the curve that a cell is on: by its rule where rules are compared, else by its attack, and FedAvg beside FLTrust is dashed."""
     rule = name_of(cell.run.rule, RULES)
     if exhibit.column == "rule":
-        return _RULES[rule] if exhibit.name in EXHIBITS else _own(exhibit)[cell.column]
+        return _own(exhibit)[cell.column] if exhibit.own else _RULES[rule]
     look = _ATTACKS[_attack(exhibit, cell)]
     return look._replace(dashed=True) if rule == "fedavg" else look
 

@@ -50,9 +50,8 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results) -> 
 def runs_page(results: Sequence[Result], judged: dict[Exhibit, list[Judged]]) -> str:
     """A page of a few runs, side by side and each with its pictures in full."""
     embedded = Embedded()
-    sections = [
-        (exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, Results(results))) for exhibit, cells in judged.items()
-    ]
+    found = Results(results)
+    sections = [(exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, found)) for exhibit, cells in judged.items()]
     if len(results) > 1:
         sections.append(("all", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
     for place, one in enumerate(results):

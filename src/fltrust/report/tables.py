@@ -33,9 +33,8 @@ def _curves(exhibit: Exhibit, page: Grid) -> Written:
     """About five points of the curves, the last among them: rows are rounds."""
     ran = {one.cell.column: one.results for one in page.cells if one.results}
     counts = [len(results) for results in ran.values()]
-    title = exhibit.title if page.page in exhibit.title else f"{exhibit.title}, {page.page}"
     if not ran:
-        return Written(title, _caption(page, counts), ["round"], [])
+        return Written(_title(exhibit, page), _caption(page, counts), ["round"], [])
 
     def cell(results: Sequence[Result], t: int) -> str:
         at = [dict(zip(one.rounds, one.train_error, strict=True)) for one in results]
@@ -43,25 +42,29 @@ def _curves(exhibit: Exhibit, page: Grid) -> Written:
 
     evaluated = sorted({t for results in ran.values() for one in results for t in one.rounds})
     rows = [[f"{t:,}", *(cell(results, t) for results in ran.values())] for t in evaluated[:: -max(1, len(evaluated) // 5)][::-1]]
-    return Written(title, _caption(page, counts, "Training"), ["round", *ran], rows)
+    return Written(_title(exhibit, page), _caption(page, counts, "Training"), ["round", *ran], rows)
 
 
 def _written(exhibit: Exhibit, page: Grid, listed: bool) -> Written:
     counts = [len(one.results) for one in page.cells if one.results]
     alike = len(set(counts)) == 1
-    title = exhibit.title if page.page in exhibit.title else f"{exhibit.title}, {page.page}"
 
     def cell(row: str, column: str) -> str:
         one = page.at.get((row, column))
         return _cell(one, alike) if one else ""
 
+    title, caption = _title(exhibit, page), _caption(page, counts)
     if listed:  # each cell beside the one of the first row, which is what the others change
         first = page.rows[0]
         places = [(one.cell.row, one.cell.column) for one in page.cells if one.cell.row != first]
         rows = [[row, column, cell(row, column), cell(first, column)] for row, column in places]
-        return Written(title, _caption(page, counts), [exhibit.row, exhibit.column, "with this choice", first], rows, words=2)
+        return Written(title, caption, [exhibit.row, exhibit.column, "with this choice", first], rows, words=2)
     head = [exhibit.row, *(with_unit(exhibit.column, column) for column in page.columns)]
-    return Written(title, _caption(page, counts), head, [[row, *(cell(row, column) for column in page.columns)] for row in page.rows])
+    return Written(title, caption, head, [[row, *(cell(row, column) for column in page.columns)] for row in page.rows])
+
+
+def _title(exhibit: Exhibit, page: Grid) -> str:
+    return exhibit.title if page.page in exhibit.title else f"{exhibit.title}, {page.page}"
 
 
 def _caption(page: Grid, counts: Sequence[int], of: str = "Test") -> str:

@@ -78,7 +78,7 @@ def printed(cell: Cell) -> str:
     return f"{cell.paper.error:.2f}" + ("" if cell.paper.success is None else f" / {cell.paper.success:.2f}")
 
 
-def sentences(one: Judged, beside_the_paper: bool = True) -> list[str]:
+def sentences(one: Judged, *, beside_the_paper: bool) -> list[str]:
     """What a cell says, in full."""
     if not one.results:
         return [one.missing.capitalize() + "." + (f" The paper prints {printed(one.cell)}." if one.cell.paper else "")]
