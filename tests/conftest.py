@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fltrust.attacks import Attack
-from fltrust.data import Task
+from fltrust.tasks.task import Task
 
 
 def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | None = None, seed: int = 0, side: int = 0) -> Task:

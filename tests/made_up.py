@@ -6,7 +6,7 @@ from typing import Any
 
 from fltrust.attacks import NoAttack, OptimalAdaptive, Scaling
 from fltrust.experiment import Experiment
-from fltrust.results import TRUST_POINTS, Result
+from fltrust.store.results import TRUST_POINTS, Result
 
 ABOUT: dict[str, Any] = {
     "files": {"train": "0f" * 32},

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fltrust.accumulate import TrustAccumulator
 from fltrust.errors import InputError
 from fltrust.rules import FLTrust, trust_scores
+from fltrust.rules.accumulate import TrustAccumulator
 
 
 def draw(n: int, d: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def equal_to_the_rule(accumulator: TrustAccumulator, updates: Tensor, root_updat
     expected, result = FLTrust()(updates, root_update), accumulator.result()
     tolerance = 1e-5 if updates.dtype == torch.float32 else 1e-12
     torch.testing.assert_close(result.update, expected.update, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(result.weight, expected.weight, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(result.shares, expected.shares, rtol=tolerance, atol=tolerance)
     assert accumulator.count == len(updates)
 
 

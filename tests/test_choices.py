@@ -6,12 +6,12 @@ import torch
 
 from fltrust import threads
 from fltrust.attacks import Knowledge, TrimAttack
-from fltrust.data import standardised
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.models import CNN, initialise
-from fltrust.partition import partition
 from fltrust.rules import FedAvg
+from fltrust.tasks.splits import partition
+from fltrust.tasks.task import standardised
 
 
 def known(own: torch.Tensor, others: torch.Tensor) -> Knowledge:

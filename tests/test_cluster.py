@@ -15,7 +15,7 @@ import pytest
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.reproduce import Event, Failed, Finished, execute
+from fltrust.running.pool import Event, Failed, Finished, execute
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:ray.*", "ignore::ResourceWarning")
@@ -59,7 +59,7 @@ def runs(count: int, **changes: int) -> list[Experiment]:
 
 
 def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(address: str, unfinished: Path, tmp_path: Path) -> None:
-    from fltrust import cluster
+    from fltrust.running import cluster
 
     killed: list[int] = []
 
@@ -88,7 +88,7 @@ def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(addr
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(address: str) -> None:
-    from fltrust import cluster
+    from fltrust.running import cluster
 
     missing = Experiment.on("ch-mnist", "fedavg", "none")
     events = {
@@ -101,7 +101,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(address: str) -> None:
 
 
 def test_no_cluster_is_one_line() -> None:
-    from fltrust import cluster
+    from fltrust.running import cluster
 
     with pytest.raises(InputError, match=r"no Ray cluster answers at 127\.0\.0\.1:1"):
         list(cluster.execute(runs(1), "127.0.0.1:1", device="cpu", jobs=1))

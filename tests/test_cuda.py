@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fltrust.attacks import ATTACKS
-from fltrust.data import Task
 from fltrust.experiment import Experiment
+from fltrust.record import Record
 from fltrust.rules import RULES, Krum, Rule, TrimmedMean
-from fltrust.simulation import Record, _plain, simulate
+from fltrust.simulation import _plain, simulate
+from fltrust.tasks.task import Task
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fltrust.attacks import TRIGGERS, LabelFlip, Scaling, Trigger
-from fltrust.data import Batches, Task, crop_and_flip, draw_clients, draw_shifts
 from fltrust.datasets import DATASETS
 from fltrust.errors import InputError
+from fltrust.tasks.batches import Batches, crop_and_flip, draw_clients, draw_shifts
+from fltrust.tasks.task import Task
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6), size=st.integers(1, 12), steps=st.integers(1, 3), mean=st.booleans())
@@ -72,11 +73,11 @@ def test_poisoned_examples_replace_the_malicious_clients_own_and_nobody_elses() 
     task = small_task(num_clients=4, malicious=2, attack=LabelFlip())
     for i in range(4):
         before, after = clean.clients[i], task.clients[i]
-        assert torch.equal(clean.images[before], task.images[after])
+        assert torch.equal(clean.images[before], task.inputs[after])
         expected = 2 - clean.labels[before] if i < 2 else clean.labels[before]
-        assert torch.equal(task.labels[after], expected)
-    assert torch.equal(task.labels[task.root], clean.labels[clean.root])
-    assert torch.equal(task.labels[task.clean], clean.labels[clean.clean])
+        assert torch.equal(task.targets[after], expected)
+    assert torch.equal(task.targets[task.root], clean.labels[clean.root])
+    assert torch.equal(task.targets[task.clean], clean.labels[clean.clean])
 
 
 def test_a_backdoor_doubles_the_malicious_clients_examples() -> None:
@@ -84,10 +85,10 @@ def test_a_backdoor_doubles_the_malicious_clients_examples() -> None:
     task = small_task(num_clients=3, malicious=1, attack=Scaling(trigger=trigger))
     own = task.clients[0]
     assert len(own) == 20
-    copies = task.images[own[10:]]
+    copies = task.inputs[own[10:]]
     assert (copies[:, [0, 3]] == 9).all()
-    assert (task.labels[own[10:]] == 1).all()
-    assert torch.equal(copies[:, 1], task.images[own[:10]][:, 1])
+    assert (task.targets[own[10:]] == 1).all()
+    assert torch.equal(copies[:, 1], task.inputs[own[:10]][:, 1])
     assert task.sizes.tolist() == [20, 11, 12]
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fltrust.attacks import LabelFlip, Trigger
-from fltrust.data import Task
-from fltrust.evaluate import measure
+from fltrust.metrics import measure
+from fltrust.tasks.task import Task
 
 
 def reader() -> nn.Linear:

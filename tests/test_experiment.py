@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
+from fltrust.codec import read_toml
 from fltrust.errors import InputError
-from fltrust.experiment import PAPER, Experiment, from_dict, read_toml
+from fltrust.experiment import Experiment, from_dict
+from fltrust.registry import DATASETS
 from fltrust.rules import RULES, FLTrust, Krum, Median, TrimmedMean
 
 
@@ -49,7 +51,7 @@ def test_the_fraction_of_malicious_clients_is_kept() -> None:
 
 
 def every_experiment() -> list[Experiment]:
-    return [Experiment.on(dataset, rule, attack) for dataset in PAPER for rule in RULES for attack in ATTACKS]
+    return [Experiment.on(dataset, rule, attack) for dataset in DATASETS for rule in RULES for attack in ATTACKS]
 
 
 def test_from_and_to_a_dict_and_keys_differ() -> None:

@@ -42,7 +42,7 @@ from fltrust.errors import InputError
 from fltrust.flower.audit import read_model
 from fltrust.rules import FedAvg, Krum, Rule
 from fltrust.simulation import simulate
-from fltrust.store import RunDirectory
+from fltrust.store.directory import RunDirectory
 
 ROUNDS = 6
 

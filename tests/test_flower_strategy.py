@@ -24,12 +24,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
-from fltrust.accumulate import TrustAccumulator
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy, mailbox, root_of
 from fltrust.flower import strategy as strategy_module
 from fltrust.flower.order import ExactTrust, sort_rows
 from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Rule, TrimmedMean
+from fltrust.rules.accumulate import TrustAccumulator
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # what Flower sets in the process of a ServerApp
 

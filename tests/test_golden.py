@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fltrust.experiment import Experiment
-from fltrust.simulation import build_task, simulate
+from fltrust.simulation import simulate
+from fltrust.tasks.build import build_task
 
 CURVES = Path(__file__).parent / "golden" / "curves.json"
 CASES: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fltrust.local import _batched_clients, _threads_over_clients, local_updates
 from fltrust.models import CNN, LogisticRegression, Model, ResNet20, initialise
+from fltrust.training.local import _batched_clients, _threads_over_clients, local_updates
 
 WAYS = {"threads over clients": _threads_over_clients, "batched clients": _batched_clients}
 

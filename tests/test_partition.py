@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fltrust.errors import InputError
-from fltrust.partition import partition, sample_root, split_by_bias, split_by_owner
 from fltrust.randomness import stream
+from fltrust.tasks.splits import partition, sample_root, split_by_bias, split_by_owner
 
 
 def labels_of(count: int, num_classes: int, seed: int) -> np.ndarray:

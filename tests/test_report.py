@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from made_up import made_up
 
-from fltrust import results
 from fltrust.cli import app
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
@@ -28,9 +27,10 @@ from fltrust.report.looks import look_of
 from fltrust.report.page import reproduction_page, runs_page
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.sections import pairs_of
-from fltrust.reproduce import plan
-from fltrust.results import Result, Results
 from fltrust.rules import RULES
+from fltrust.running.pool import plan
+from fltrust.store import results
+from fltrust.store.results import Result, Results
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
 

@@ -12,7 +12,7 @@ from made_up import made_up
 from fltrust.paper import EXHIBITS
 from fltrust.report.agreement import judge
 from fltrust.report.page import reproduction_page, runs_page
-from fltrust.results import Result, Results
+from fltrust.store.results import Result, Results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fltrust import datasets, results
+from fltrust import datasets
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS
-from fltrust.reproduce import Failed, Finished, Reached, estimate, execute, plan
-from fltrust.results import Result
-from fltrust.store import hardware, lock
+from fltrust.running.pool import Failed, Finished, Reached, estimate, execute, plan
+from fltrust.store import results
+from fltrust.store.directory import hardware, lock
+from fltrust.store.results import Result
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()", "reproduce"]
 SMALL = ["methods", "--dataset", "har", "--attack", "none", "--attack", "trim", "--rule", "fedavg", "--rule", "fltrust", "--device", "cpu"]

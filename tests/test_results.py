@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from fltrust import results
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.results import Result, Results
-from fltrust.simulation import build_task, simulate
-from fltrust.store import RunDirectory
+from fltrust.simulation import simulate
+from fltrust.store import results
+from fltrust.store.directory import RunDirectory
+from fltrust.store.results import Result, Results
+from fltrust.tasks.build import build_task
 
 RUN = Experiment.on("mnist-5k", "fltrust", "scaling", rounds=6, evaluate_every=2, batch_size=4, clients_per_round=15)
 ABOUT = {"files": {}, "warnings": [], "versions": {"fltrust": "1"}, "hardware": "a test"}

@@ -13,12 +13,13 @@ from conftest import small_task
 from torch import Tensor, nn
 
 from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Scaling, Trigger, TrimAttack
-from fltrust.data import Task
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.round import Draw, in_chunks, play_round
 from fltrust.rules import RULES, FedAvg, FLTrust, Krum, Median, TrimmedMean
-from fltrust.simulation import _draws, build_task, simulate
+from fltrust.simulation import _draws, simulate
+from fltrust.tasks.build import build_task
+from fltrust.tasks.task import Task
 
 SMALL: dict[str, Any] = {"dataset": "small", "model": "own", "num_clients": 6, "clients_per_round": 6, "batch_size": 4, "root_size": 12}
 
@@ -55,8 +56,8 @@ def test_three_rounds_equal_the_one_file_example(one_file: ModuleType, malicious
     nn.utils.vector_to_parameters(task.model.initial_weights.clone(), model.parameters())
     records = simulate(run, task)
     for _, _, draw in _draws(run, task, 0):
-        clients = [[(task.images[draw.examples[i, step]], task.labels[draw.examples[i, step]]) for step in range(steps)] for i in range(6)]
-        root = [(task.images[draw.root_examples[0, step]], task.labels[draw.root_examples[0, step]]) for step in range(steps)]
+        clients = [[(task.inputs[draw.examples[i, step]], task.targets[draw.examples[i, step]]) for step in range(steps)] for i in range(6)]
+        root = [(task.inputs[draw.root_examples[0, step]], task.targets[draw.root_examples[0, step]]) for step in range(steps)]
         one_file.fltrust_round(model, clients, root, local_lr=0.1, global_lr=0.05, liars=malicious)
         weights = next(records).weights
         assert weights is not None
@@ -83,7 +84,7 @@ def test_every_rule_under_every_attack(rule: str, attack: str) -> None:
     assert last.norm is not None
     assert len(last.norm) == 6
     assert (last.cosine is not None) == run.needs_root
-    assert (last.weight is None) == (rule in ("trim-mean", "median"))
+    assert (last.shares is None) == (rule in ("trim-mean", "median"))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_round_in_chunks_is_the_same_round(monkeypatch: pytest.MonkeyPatch, at
     assert whole.weights is not None
     assert chunked.weights is not None
     torch.testing.assert_close(chunked.weights, whole.weights, rtol=1e-5, atol=1e-6)
-    assert chunked.weight == pytest.approx(whole.weight, abs=1e-6)
+    assert chunked.shares == pytest.approx(whole.shares, abs=1e-6)
 
 
 def test_only_fltrust_and_clients_that_act_alone_go_in_chunks() -> None:
@@ -193,10 +194,10 @@ def test_a_task_of_another_size_is_refused(task: Task) -> None:
 def test_build_task_of_the_embedded_data() -> None:
     run = Experiment.on("mnist-5k", attack="label-flip")
     task = build_task(run)
-    assert task.images.shape[1:] == (1, 28, 28)
+    assert task.inputs.shape[1:] == (1, 28, 28)
     assert task.model.d == 139_960
     assert len(task.root) == 100
-    assert np.bincount(task.labels[task.root]).tolist() == [10] * 10
+    assert np.bincount(task.targets[task.root]).tolist() == [10] * 10
     assert len(task.clean) == 3_900
     assert len(task.clients) == 20
     assert not set(task.root) & set(task.clean)
@@ -208,7 +209,7 @@ def test_build_task_of_the_embedded_data() -> None:
 def test_malicious_clients_come_first_and_from_all_groups() -> None:
     run = Experiment.on("mnist-5k", bias=1.0, malicious=10, attack=LabelFlip())
     task = build_task(run)
-    own_classes = {int(task.labels[own].mode().values) for own in task.clients[:10]}
+    own_classes = {int(task.targets[own].mode().values) for own in task.clients[:10]}
     assert len(own_classes) > 2
 
 

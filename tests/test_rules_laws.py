@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from fltrust import rules
+from fltrust.rules import rows
 from fltrust.errors import InputError
 from fltrust.rules import (
     RULES,
@@ -52,7 +52,7 @@ devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 @pytest.fixture(params=["plain", "fast"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
-        monkeypatch.setattr(rules, "_cpu_kernels", lambda: None)
+        monkeypatch.setattr(rows, "_cpu_kernels", lambda: None)
     else:
         pytest.importorskip("numba")
     return str(request.param)
@@ -84,9 +84,9 @@ def test_order_of_rows_does_not_matter(rule: Rule, dtype: torch.dtype, path: str
     order = torch.randperm(11, generator=torch.Generator().manual_seed(1))
     one, other = rule(updates, root_update, sizes), rule(updates[order], root_update, sizes[order])
     close(other.update, one.update)
-    assert (one.weight is None) == isinstance(rule, COORDINATE_WISE)
-    if one.weight is not None and other.weight is not None:
-        close(other.weight, one.weight[order])
+    assert (one.shares is None) == isinstance(rule, COORDINATE_WISE)
+    if one.shares is not None and other.shares is not None:
+        close(other.shares, one.shares[order])
 
 
 @every_rule
@@ -150,9 +150,9 @@ def test_a_row_that_is_not_usable_has_no_influence(rule: Rule, dtype: torch.dtyp
         counts = torch.cat([sizes[:place], sizes[:1], sizes[place:]])
         update, weight = rule(rows, root_update, counts)
         close(update, expected.update)
-        if weight is not None and expected.weight is not None:
+        if weight is not None and expected.shares is not None:
             assert weight[place] == 0
-            close(torch.cat([weight[:place], weight[place + 1 :]]), expected.weight)
+            close(torch.cat([weight[:place], weight[place + 1 :]]), expected.shares)
 
 
 @every_rule
@@ -254,7 +254,7 @@ def test_trim_0_is_the_mean_and_full_trim_is_the_median(dtype: torch.dtype, path
 @every_rule
 def test_shares_sum_to_one_unless_the_server_has_one(rule: Rule, path: str) -> None:
     updates, root_update, sizes = draw(9, 25)
-    weight = rule(updates, root_update, sizes).weight
+    weight = rule(updates, root_update, sizes).shares
     if weight is not None:
         expected = 0.0 if isinstance(rule, FLTrustServer) else 1.0
         if isinstance(rule, FLTrustWithServer):
@@ -289,7 +289,7 @@ def test_fast_kernels_equal_their_plain_twins(n: int, d: int, kind: str, monkeyp
     chosen = [rule for rule in EVERY_RULE if not isinstance(rule, Krum | TrimmedMean)]
     chosen += [TrimmedMean(trim) for trim in range((n + 1) // 2)] + [Krum(tolerate) for tolerate in range(n - 2)]
     fast = [rule(updates, root_update, sizes) for rule in chosen] + [Aggregate(norms(updates), cosines(updates, root_update))]
-    monkeypatch.setattr(rules, "_cpu_kernels", lambda: None)
+    monkeypatch.setattr(rows, "_cpu_kernels", lambda: None)
     plain = [rule(updates, root_update, sizes) for rule in chosen] + [Aggregate(norms(updates), cosines(updates, root_update))]
     for rule, one, other in zip([*chosen, "norms and cosines"], fast, plain, strict=True):
         scale = float(other.update.nan_to_num(0, 0, 0).abs().max())
@@ -309,7 +309,7 @@ def test_many_rows_and_threads_equal_the_plain_twins(monkeypatch: pytest.MonkeyP
     torch.set_num_threads(5)
     five = [rule(updates, root_update, sizes).update for rule in EVERY_RULE]
     torch.set_num_threads(threads)
-    monkeypatch.setattr(rules, "_cpu_kernels", lambda: None)
+    monkeypatch.setattr(rows, "_cpu_kernels", lambda: None)
     for rule, one, other in zip(EVERY_RULE, fast, five, strict=True):
         close(one, rule(updates, root_update, sizes).update)
         close(other, one)

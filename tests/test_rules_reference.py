@@ -176,7 +176,7 @@ def test_partial_normalisation_by_hand() -> None:
 def test_sizes_by_hand() -> None:
     result = FedAvg()(torch.tensor(ROWS), sizes=torch.tensor([1, 1, 2]))
     torch.testing.assert_close(result.update, torch.tensor([4.0, -2.25]))
-    torch.testing.assert_close(result.weight, torch.tensor([0.25, 0.25, 0.5]))
+    torch.testing.assert_close(result.shares, torch.tensor([0.25, 0.25, 0.5]))
 
 
 def test_median_of_an_even_count_by_hand() -> None:
@@ -208,5 +208,5 @@ def test_cosines_that_cancel_give_the_zero_update() -> None:
     for dtype in (torch.float32, torch.float64):
         result = FLTrustNoReLU()(torch.tensor([[4.0, 3.0], [4.0, -3.0]], dtype=dtype), torch.tensor([0.0, 2.0], dtype=dtype))
         assert result.update.tolist() == [0.0, 0.0]
-        assert result.weight is not None
-        assert result.weight.tolist() == [0.0, 0.0]
+        assert result.shares is not None
+        assert result.shares.tolist() == [0.0, 0.0]

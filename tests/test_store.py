@@ -18,7 +18,7 @@ from fltrust.attacks import TrimAttack
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.simulation import simulate
-from fltrust.store import RunDirectory, read_records
+from fltrust.store.directory import RunDirectory, read_records
 
 RUN = small_run(rounds=6, malicious=2, attack=TrimAttack())
 

@@ -1,82 +1,43 @@
-"""FLTrust: federated learning with clients that cannot be trusted. The public names; each is imported when it is first used."""
+"""Federated learning with clients that cannot be trusted. The public names; each is imported when it is first used."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fltrust.version import __version__
 
-if TYPE_CHECKING:
-    from fltrust.accumulate import TrustAccumulator
-    from fltrust.attacks import Adaptive, Attack, Knowledge, KrumAttack, LabelFlip, NoAttack, OptimalAdaptive, Scaling, Trigger, TrimAttack
-    from fltrust.data import Task
-    from fltrust.errors import InputError
-    from fltrust.experiment import Experiment
-    from fltrust.rules import (
-        Aggregate,
-        FedAvg,
-        FLTrust,
-        FLTrustNoNorm,
-        FLTrustNoReLU,
-        FLTrustParNorm,
-        FLTrustServer,
-        FLTrustWithServer,
-        Krum,
-        Median,
-        Rule,
-        TrimmedMean,
-        trust_scores,
-    )
-    from fltrust.simulation import Record, build_task, simulate
+if TYPE_CHECKING:  # for editors and type checkers, which cannot follow what happens at run time
+    from fltrust.attacks import *  # noqa: F403
+    from fltrust.errors import InputError as InputError
+    from fltrust.experiment import Experiment as Experiment
+    from fltrust.record import Record as Record
+    from fltrust.rules import *  # noqa: F403
+    from fltrust.simulation import simulate as simulate
+    from fltrust.state import State as State
+    from fltrust.tasks.build import build_task as build_task
+    from fltrust.tasks.task import Task as Task
 
-__all__ = [
-    "Adaptive",
-    "Aggregate",
-    "Attack",
-    "Experiment",
-    "FLTrust",
-    "FLTrustNoNorm",
-    "FLTrustNoReLU",
-    "FLTrustParNorm",
-    "FLTrustServer",
-    "FLTrustWithServer",
-    "FedAvg",
-    "InputError",
-    "Knowledge",
-    "Krum",
-    "KrumAttack",
-    "LabelFlip",
-    "Median",
-    "NoAttack",
-    "OptimalAdaptive",
-    "Record",
-    "Rule",
-    "Scaling",
-    "Task",
-    "Trigger",
-    "TrimAttack",
-    "TrimmedMean",
-    "TrustAccumulator",
-    "__version__",
-    "build_task",
-    "simulate",
-    "trust_scores",
-]
-
-# `fltrust --help` must not wait for torch.
+# `fltrust --help` must not wait for torch, so this says where each name is.
 _HOMES = {
-    "accumulate": "TrustAccumulator",
-    "attacks": "Adaptive Attack Knowledge KrumAttack LabelFlip NoAttack OptimalAdaptive Scaling Trigger TrimAttack",
-    "data": "Task",
+    "attacks": "ATTACKS Adaptive Attack Knowledge KrumAttack LabelFlip Mimic NoAttack OptimalAdaptive Scaling Trigger TrimAttack",
     "errors": "InputError",
     "experiment": "Experiment",
-    "rules": "Aggregate FLTrust FLTrustNoNorm FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg"
-    " Krum Median Rule TrimmedMean trust_scores",
-    "simulation": "Record build_task simulate",
+    "record": "Record",
+    "rules": "RULES Aggregate CentredClipping FLTrust FLTrustNoNorm FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg"
+    " FoolsGold Krum Median Received Rule TrimmedMean TrustAccumulator cosines norms trust_scores",
+    "simulation": "simulate",
+    "state": "State",
+    "tasks.build": "build_task",
+    "tasks.task": "Task",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = ["__version__", *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fltrust' has no attribute {name!r}")
     return getattr(import_module(f"fltrust.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

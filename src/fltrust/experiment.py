@@ -1,59 +1,84 @@
-"""A run as data: a frozen Experiment, its key, and its way from and to TOML. The paper's Table I is `PAPER`."""
+"""A run as data: a frozen Experiment and its key. A data set's usual settings stand with the data set (`datasets/`)."""
 
 import dataclasses
-import difflib
 import hashlib
-import json
-import math
-import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fltrust.attacks import ATTACKS, TRIGGERS, Attack, NoAttack, Trigger
+from fltrust.codec import built, built_or_absent, canonical, checked, plain
 from fltrust.errors import InputError
-from fltrust.models import MODELS
-from fltrust.rules import RULES, FLTrust, Rule
+from fltrust.registry import ATTACKS, DATASETS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, Registry, known
+
+if TYPE_CHECKING:
+    from fltrust.attacks import Attack
+    from fltrust.rules import Rule
+    from fltrust.tasks.splits import Split
+    from fltrust.training.optimisers import ServerOptimiser
+else:  # an experiment can be declared, read and compared without torch
+    Attack = Rule = ServerOptimiser = Split = Any
 
 Loss = Literal["sum", "mean"]
 RootBatch = Literal["whole", "batch"]
 RootSampling = Literal["quota", "random"]
 Initialisation = Literal["released", "torch"]
 Precision = Literal["float32", "tf32", "float16"]
+MomentumKind = Literal["normalised", "plain"]
+Participation = Literal["pool", "fixed"]
+
+
+def _field(default: Any, help: str, registry: Registry | None = None) -> Any:
+    """A field with the words that the command line and the documentation say about it; `registry`: where its names are."""
+    metadata = {"help": help, "registry": registry}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Everything that decides a run's numbers, but for the rounding of the device that it runs on."""
 
-    dataset: str = "mnist-0.5"
-    model: str = "cnn"
-    rule: Rule = dataclasses.field(default_factory=FLTrust)
-    attack: Attack = dataclasses.field(default_factory=NoAttack)
-    seed: int = 0
-    bias: float | None = 0.5  # q: the share of a class that its own group of clients gets; None where the data has owners
-    num_clients: int = 100  # n
-    malicious: int = 20  # m
-    clients_per_round: int = 100  # tau
-    rounds: int = 2000  # R_g
-    local_steps: int = 1  # R_l
-    batch_size: int = 32  # b
-    local_lr: float = 1.0  # beta; the paper gives only alpha * beta, and the released code has beta = 1
-    global_lr: float = 3e-4  # alpha
-    lr_decay: tuple[tuple[int, float], ...] = ()  # (round, factor): from that round on the learning rate is multiplied
-    warmup: int = 0  # rounds over which the learning rate rises to its value
-    loss: Loss = "sum"  # over a batch; the paper's learning rates work only with the sum
-    standardise: bool = False  # each feature to mean 0 and deviation 1 over the training examples
-    augment: bool = False  # random crop and flip of the images, the root set's too
-    root_size: int = 100  # |D_0|
-    root_bias: float | None = None  # case II: the share of class 1 in the root set; None is case I
-    root_sampling: RootSampling = "quota"  # exact numbers per class (released code), or examples drawn at random
-    root_batch: RootBatch = "whole"  # the server trains on its whole root set (released code) or on a batch of b (Algorithm 2)
-    initialisation: Initialisation = "released"  # of the first weights: the released code's, or PyTorch's own
-    precision: Precision = "float32"  # of a GPU's products; a CPU has float32 only
-    evaluate_every: int = 50
+    dataset: str = _field("mnist-0.5", "Data set, split and usual settings; see 'fltrust list datasets'.")
+    model: str = _field("cnn", "Network; see 'fltrust list models'.")
+    rule: Rule = _field(lambda: RULES["fltrust"](), "Aggregation rule; see 'fltrust list rules'.", RULES)
+    attack: Attack = _field(lambda: ATTACKS["none"](), "What malicious clients do; see 'fltrust list attacks'.", ATTACKS)
+    seed: int = _field(0, "Decides the split, the first weights, the batches and the noise.")
+    bias: float | None = _field(
+        0.5,
+        "Share q of each class that goes to its own group of clients; with ten classes 0.1 is an even split. None: by user or 'split'.",
+    )
+    num_clients: int = _field(100, "Number of clients.")
+    malicious: int = _field(20, "How many of the clients are malicious (default: the data set's share).")
+    clients_per_round: int = _field(100, "How many clients take part in a round (default: all).")
+    rounds: int = _field(2000, "Global rounds.")
+    local_steps: int = _field(1, "SGD steps of a client in a round.")
+    batch_size: int = _field(32, "Examples in a client's batch.")
+    # The paper gives only alpha * beta, and the released code has beta = 1.
+    local_lr: float = _field(1.0, "Learning rate of the clients (the paper's beta).")
+    global_lr: float = _field(3e-4, "Learning rate of the server (the paper's alpha).")
+    lr_decay: tuple[tuple[int, float], ...] = _field((), "Pairs [round, factor]: from that round on, multiply the learning rate.")
+    warmup: int = _field(0, "Rounds over which the learning rate rises to its value.")
+    loss: Loss = _field("sum", "'sum' or 'mean' over a batch; the paper's learning rates need the sum.")
+    standardise: bool = _field(False, "Bring each feature to mean 0 and deviation 1 over the training examples.")
+    augment: bool = _field(False, "Crop and flip images at random, those of the root set too.")
+    root_size: int = _field(100, "Examples in the server's root set.")
+    root_bias: float | None = _field(None, "Share of class 1 in the root set (the paper's case II).")
+    root_sampling: RootSampling = _field("quota", "Root set with exact numbers per class ('quota') or drawn at 'random'.")
+    root_batch: RootBatch = _field("whole", "The server trains on its 'whole' root set or on a 'batch' of it.")
+    initialisation: Initialisation = _field("released", "First weights: the 'released' code's or those of 'torch'.")
+    precision: Precision = _field("float32", "Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster).")
+    evaluate_every: int = _field(50, "Rounds between two evaluations (and checkpoints).")
+    # Fields that came later stand below: a field with its default changes no key.
+    split: Split | None = _field(None, "How examples are split over clients instead of by 'bias'; see 'fltrust list splits'.", SPLITS)
+    participation: Participation = _field(
+        "pool", "Malicious clients of a round: drawn like all others ('pool'), or the same number in every round ('fixed')."
+    )
+    local_epochs: int | None = _field(None, "Passes of a client over its own examples in a round, instead of 'local_steps'.")
+    client_momentum: float = _field(0.0, "Momentum beta of the clients: what they send is a running mean of their updates.")
+    momentum_kind: MomentumKind = _field("normalised", "Clients' momentum: 'normalised' (beta m + (1 - beta) g) or 'plain' (beta m + g).")
+    server: ServerOptimiser | None = _field(None, "The server's optimiser (default: SGD); see 'fltrust list optimisers'.", OPTIMISERS)
+    metrics: tuple[str, ...] = _field((), "Metrics to record beside the errors; see 'fltrust list metrics'.")
 
     def __post_init__(self) -> None:
         counts = ("num_clients", "rounds", "clients_per_round", "local_steps", "batch_size", "root_size", "evaluate_every")
@@ -81,52 +106,50 @@ class Experiment:
         )
         known("initialisation", self.initialisation, get_args(Initialisation))
         known("precision", self.precision, get_args(Precision))
+        known("participation", self.participation, get_args(Participation))
+        known("momentum_kind", self.momentum_kind, get_args(MomentumKind))
+        _require(0 <= self.client_momentum < 1, f"client_momentum must be at least 0 and below 1, not {self.client_momentum}")
+        _require(self.local_epochs is None or self.local_epochs >= 1, f"local_epochs must be at least 1, not {self.local_epochs}")
 
     @staticmethod
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
-        """The paper's experiment on a data set, with changes: `Experiment.on("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
+        """The usual experiment on a data set, with changes: `Experiment.on("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
 
-        A rule or an attack is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters with no default or None that are left
-        out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the data set's.
+        A rule, an attack or any other part is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters with no default or
+        None that are left out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the
+        data set's.
         """
-        known("dataset", dataset, PAPER)
+        profile = DATASETS.entry(dataset).kind
         for name in changes:
             known("field", name, _FIELDS)
-        settings = {**PAPER[dataset], **_checked(Experiment, changes)}
-        known("model", settings["model"], MODELS)
+        settings = {**profile.settings, **checked(Experiment, changes, {})}
+        MODELS.entry(settings["model"])
+        for name in settings.get("metrics", ()):
+            METRICS.entry(name)
         _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
-        family = settings.pop("family")
         settings.setdefault("clients_per_round", settings["num_clients"])
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
-            settings["malicious"] = round(settings["malicious"] / PAPER[dataset]["num_clients"] * settings["num_clients"])
+            settings["malicious"] = round(settings["malicious"] / profile.settings["num_clients"] * settings["num_clients"])
         expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
-        told = {"tolerate": expected, "trim": expected, "trigger": TRIGGERS[family]}
-        rule, attack = _chosen("rule", rule, RULES, told), _chosen("attack", attack, ATTACKS, told)
-        return Experiment(dataset=dataset, rule=rule, attack=attack, **settings)
+        told = {"tolerate": expected, "trim": expected, "trigger": profile.trigger}
+        settings |= {"rule": rule, "attack": attack}
+        parts = {name: built(registry, settings[name], told) for name, registry in _PARTS.items() if settings.get(name) is not None}
+        return Experiment(**{**settings, "dataset": dataset, **parts})
 
     @property
     def needs_root(self) -> bool:
-        return self.rule.needs_root or self.attack.needs_root
+        return self.rule.needs_root or self.rule.needs_root_loss or self.attack.needs_root
 
     @property
     def key(self) -> str:
         """Names the run's results: the same experiment, the same key. A field that is added later, with a default, changes no key."""
-        chosen = self._plain(lambda value, field: value != field.default)
-        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+        chosen = plain(self, lambda value, field: value != field.default)
+        return hashlib.sha256(canonical(chosen).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        return self._plain(lambda value, field: True)
-
-    def _plain(self, keep: Callable[[Any, dataclasses.Field[Any]], bool]) -> dict[str, Any]:
-        def kept(of: Any) -> dict[str, Any]:
-            fields = [(getattr(of, field.name), field) for field in dataclasses.fields(of)]
-            return {field.name: value for value, field in fields if keep(value, field)}
-
-        plain = kept(self)
-        plain["rule"] = {"name": name_of(self.rule, RULES), **kept(self.rule)}
-        plain["attack"] = {"name": name_of(self.attack, ATTACKS), **kept(self.attack)}
-        as_json: dict[str, Any] = json.loads(json.dumps(plain, default=dataclasses.asdict))
-        return as_json
+        """Every field, as JSON and TOML can hold it; those that came later only where they differ from their default."""
+        written: dict[str, Any] = plain(self, lambda value, field: field.name not in _LATER or value != field.default)
+        return written
 
     def lr_at(self, t: int) -> float:
         """alpha in round t, the first of which is 1."""
@@ -136,130 +159,26 @@ class Experiment:
         return rate
 
 
-# The paper's Table I, and what REPRODUCTION leaves to the data set. `family` is what is loaded from disk.
-_IMAGES = {"model": "cnn", "num_clients": 100, "malicious": 20, "batch_size": 32}
-_MNIST = {**_IMAGES, "family": "mnist", "rounds": 2000, "global_lr": 3e-4}
-PAPER: dict[str, dict[str, Any]] = {
-    "mnist-0.1": {**_MNIST, "bias": 0.1},
-    "mnist-0.5": {**_MNIST, "bias": 0.5},
-    "fashion-mnist": {**_IMAGES, "family": "fashion-mnist", "bias": 0.5, "rounds": 2500, "global_lr": 6e-3},
-    "cifar-10": {**_IMAGES, "family": "cifar-10", "model": "resnet20", "bias": 0.5, "rounds": 1500, "batch_size": 64, "global_lr": 2e-4},
-    "har": {
-        "family": "har",
-        "model": "logistic",
-        "bias": None,
-        "num_clients": 30,
-        "malicious": 6,
-        "rounds": 1000,
-        "batch_size": 32,
-        "global_lr": 3e-3,
-        "standardise": True,  # the paper does not say so, but so its HAR numbers come out: docs/reproduction.md
-    },
-    "ch-mnist": {
-        "family": "ch-mnist",
-        "model": "resnet20",
-        "bias": 0.5,
-        "num_clients": 40,
-        "malicious": 8,
-        "rounds": 2000,
-        "batch_size": 32,
-        "global_lr": 3e-4,
-        "lr_decay": ((1500, 0.9), (1750, 0.9)),
-    },
-    # Not the paper's: the embedded data set, 4,000 images, so fewer clients and a larger step.
-    "mnist-5k": {
-        "family": "mnist-5k",
-        "model": "cnn",
-        "bias": 0.5,
-        "num_clients": 20,
-        "malicious": 4,
-        "rounds": 100,
-        "batch_size": 32,
-        "global_lr": 3e-3,
-        "evaluate_every": 10,
-    },
+_FIELDS = [field.name for field in dataclasses.fields(Experiment)]
+_LATER = _FIELDS[_FIELDS.index("split") :]
+_PARTS: dict[str, Registry] = {
+    field.name: field.metadata["registry"] for field in dataclasses.fields(Experiment) if field.metadata["registry"] is not None
 }
 
 
 def from_dict(written: Mapping[str, Any]) -> Experiment:
-    """An experiment from a TOML file or a results directory; an unknown field is refused by name."""
+    """An experiment from a TOML file: what it leaves out is usual on its data set, an unknown field is refused by name."""
     for name in written:
         known("field", name, _FIELDS)
     return Experiment.on(**written)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as problem:
-        raise InputError(f"{path}: {problem.strerror}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path} is not TOML: {problem}") from problem
-
-
-_FIELDS = [field.name for field in dataclasses.fields(Experiment)]
-
-
-def name_of(value: Rule | Attack, registry: Mapping[str, type]) -> str:
-    """Its name on the command line; a rule or attack of one's own is called by its class."""
-    return next((name for name, kind in registry.items() if kind is type(value)), type(value).__name__)
-
-
-def _chosen(what: str, choice: Any, registry: Mapping[str, type], told: Mapping[str, Any]) -> Any:
-    if isinstance(choice, Rule | Attack):
-        return choice
-    if isinstance(choice, str):
-        choice = {"name": choice}
-    if not isinstance(choice, Mapping) or "name" not in choice:
-        raise InputError(f"{what} must be a name or a table with a name, not {choice!r}")
-    kind = registry[known(what, choice["name"], registry)]
-    fields = dataclasses.fields(kind)
-    names = [field.name for field in fields]
-    _require(bool(names) or len(choice) == 1, f"{what} {choice['name']!r} has no parameters")
-    parameters = {known(f"parameter of {choice['name']}", name, names): value for name, value in choice.items() if name != "name"}
-    if isinstance(parameters.get("trigger"), Mapping):
-        parameters["trigger"] = Trigger.from_dict(parameters["trigger"])
-    unsaid = {field.name: field.default for field in fields if field.default is None or field.default is dataclasses.MISSING}
-    parameters = {name: told[name] for name in unsaid if name in told} | _checked(kind, parameters)
-    for name, default in unsaid.items():
-        _require(name in parameters or default is None, f"{what} {choice['name']!r} must be told its {name}")
-    return kind(**parameters)
-
-
-def _checked(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """The values as the dataclass wants them: a number in quotes or a fraction of a client is a mistake, not something to convert."""
-    hints = get_type_hints(kind)
-    return {name: _as(hints[name], name, value) if name in hints else value for name, value in values.items()}
-
-
-def _as(hint: Any, name: str, value: Any) -> Any:
-    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if value is None and type(None) in options:
-        return None
-    for option in options:
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)  # so that 1 and 1.0 are one experiment
-        if option is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if get_origin(option) is tuple and isinstance(value, list | tuple):
-            inner = get_args(option)
-            parts = [inner[0]] * len(value) if inner[-1] is ... else inner
-            if len(parts) == len(value):
-                return tuple(_as(part, name, item) for part, item in zip(parts, value, strict=True))
-        if get_origin(option) is Literal and isinstance(value, str):
-            return value  # which names there are is checked where they are used
-        if option not in (int, float) and isinstance(option, type) and isinstance(value, option):
-            return value
-    raise InputError(f"{name} cannot be {value!r}")
-
-
-def known(what: str, name: str, names: Collection[str]) -> str:
-    """The name, if it is one of the names; else an error that helps."""
-    if isinstance(name, str) and name in names:
-        return name
-    begun = [longer for longer in names if name and longer.startswith(str(name))]
-    near = " or ".join(map(repr, begun or difflib.get_close_matches(str(name), list(names), n=1)))
-    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names)}"))
+def from_declaration(written: Mapping[str, Any]) -> Experiment:
+    """An experiment as `to_dict` wrote it; neither its data set nor its plug-ins need be here. A newer field had its default then."""
+    for name in written:
+        known("field", name, _FIELDS)
+    parts = {name: built_or_absent(registry, written[name]) for name, registry in _PARTS.items() if written.get(name) is not None}
+    return Experiment(**{**checked(Experiment, written, {}), **parts})
 
 
 def _require(holds: bool, otherwise: str) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fltrust.errors import InputError
+from fltrust.registry import MODELS
 
 PAPER_CNN = 139_960  # parameters of the CNN for MNIST
 
@@ -27,6 +28,7 @@ def _of_images(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return channels, height, width
 
 
+@MODELS.register("cnn", label="CNN", reference="Cao, Fang, Liu, Gong, NDSS 2021, Table II")
 class CNN(nn.Module):
     """Table II of the paper: two 3 x 3 convolutions (30, 50 channels) with pooling, a hidden layer of 100; 139,960 parameters."""
 
@@ -49,6 +51,7 @@ class CNN(nn.Module):
         return logits
 
 
+@MODELS.register("logistic", label="logistic regression")
 class LogisticRegression(nn.Module):
     """One linear layer on the features: the paper's model for HAR."""
 
@@ -95,6 +98,7 @@ class ResidualBlock(nn.Module):
         return norm_relu(self.conv2(hidden), self.norm2, beside)
 
 
+@MODELS.register("resnet20", label="ResNet-20", reference="He et al., CVPR 2016")
 class ResNet20(nn.Module):
     """He et al. 2016, section 4.2: three stages of three blocks with 16, 32 and 64 channels."""
 
@@ -117,9 +121,6 @@ class ResNet20(nn.Module):
         hidden = self.blocks(norm_relu(self.conv(images), self.norm))
         logits: Tensor = self.output(hidden.mean((2, 3)))
         return logits
-
-
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"cnn": CNN, "logistic": LogisticRegression, "resnet20": ResNet20}
 
 
 def initialise(module: nn.Module, rng: np.random.Generator, scheme: str = "released") -> nn.Module:
@@ -161,7 +162,7 @@ class Model:
             raise InputError("dropout draws from outside of a run's own streams, so no run could be repeated: set its p to 0")
         self.initial_weights = flatten([parameter.detach() for parameter in trainable(self.module)]).float()  # (d,)
         self.d = self.initial_weights.numel()
-        self.shares_pass: bool | None = None  # on a GPU; see local.py
+        self.shares_pass: bool | None = None  # on a GPU; see training/local.py
         self.has_batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.module.modules())
         self._tracking = _with_batch_norm(copy.deepcopy(self.module), tracking=True)  # for measuring
         self.module = _with_batch_norm(self.module, tracking=False)  # for training: each batch's own statistics
@@ -171,10 +172,10 @@ class Model:
         sizes = [shape.numel() for shape in self.shapes]
         return [part.view(shape) for part, shape in zip(torch.split(weights, sizes), self.shapes, strict=True)]
 
-    def logits(self, weights: Tensor, images: Tensor) -> Tensor:
-        """(k, classes) with the statistics of these images in batch norm, as in training."""
-        logits: Tensor = functional_call(self.module, dict(zip(self.names, self.split(weights), strict=True)), (images,))
-        return logits
+    def outputs(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        """(k, ...) with the statistics of these inputs in batch norm, as in training."""
+        outputs: Tensor = functional_call(self.module, dict(zip(self.names, self.split(weights), strict=True)), (inputs,))
+        return outputs
 
     @torch.no_grad()
     def frozen(self, weights: Tensor, root_images: Tensor) -> Callable[[Tensor], Tensor]:

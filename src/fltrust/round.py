@@ -1,9 +1,10 @@
 """One round, top to bottom, in the order of the paper's Algorithm 2. Read this file first.
 
-n clients take part, the m malicious ones first; d parameters; R local steps; b examples per batch; b0 root examples.
+n clients take part, the m malicious ones first, of N in the federation; d parameters; R local steps; b examples per batch; b0 root
+examples.
 
-A round is arithmetic on one (n, d) tensor, a row per client. It never waits for the device and its shapes are fixed,
-so on a GPU the whole of it is captured once as a CUDA graph and replayed.
+A round is arithmetic on one (n, d) tensor, a row per client. It is a pure function: what it must remember comes in and goes out as a
+`State`. It never waits for the device and its shapes are fixed, so on a GPU the whole of it is captured once as a CUDA graph.
 """
 
 from typing import NamedTuple
@@ -11,74 +12,129 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.accumulate import TrustAccumulator
-from fltrust.attacks import Knowledge
-from fltrust.data import Task, crop_and_flip
+from fltrust.attacks import attack as attacks
+from fltrust.attacks.attack import Knowledge
+from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.local import local_updates
-from fltrust.rules import FLTrust, Krum
+from fltrust.rules.rule import Received, take_step
+from fltrust.state import Memory, State
+from fltrust.tasks.batches import crop_and_flip
+from fltrust.tasks.task import Task
+from fltrust.training.local import local_updates
+from fltrust.training.momentum import with_momentum
+from fltrust.training.optimisers import SGD
 
 
 class Draw(NamedTuple):
     """What chance and the schedule decide about a round before it begins."""
 
+    round: Tensor  # () int64: the first is 1
+    client_ids: Tensor  # (n,) int64: who takes part, in ascending order, so that the malicious come first
     examples: Tensor  # (n, R, b): the examples of each client's batches
-    share: Tensor  # (n, R, b): how much each counts in the loss
+    loss_weights: Tensor  # (n, R, b): how much each counts in the loss
     shift: Tensor | None  # (n, R, b, 3): crop and flip of each example, where the experiment augments
     root_examples: Tensor  # (1, R, b0)
-    root_share: Tensor  # (1, R, b0)
+    root_loss_weights: Tensor  # (1, R, b0)
     root_shift: Tensor | None  # (1, R, b0, 3)
     sizes: Tensor  # (n,): how many examples each client says it has
     global_lr: Tensor  # (): the paper's alpha in this round
 
 
+class Noise(NamedTuple):
+    """The round's own randomness, on the device."""
+
+    attack: torch.Generator
+    rule: torch.Generator
+
+
 class Outcome(NamedTuple):
-    weights: Tensor  # (d,): the next global model
-    weight: Tensor | None  # (n,): how much of the global update is each client's
+    shares: Tensor | None  # (n,): how much of the global update is each client's
     sent: Tensor | None  # (n, d): what the server received; None where it was not kept
     root_update: Tensor | None  # (d,): None where nobody asked for it
+    sound: Tensor  # () bool: whether the rule returned numbers; if not, the model stayed as it was
 
 
-def play_round(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int, noise: torch.Generator) -> Outcome:
+def first_state(run: Experiment, task: Task, weights: Tensor | None = None) -> State:
+    """All that the first round needs."""
+    weights = (task.model.initial_weights if weights is None else weights).to(task.device).clone()
+    like = torch.empty_like(weights)
+    momentum = like.new_zeros(run.num_clients, task.model.d) if run.client_momentum else ()
+    return State(
+        weights=weights,
+        rule=run.rule.init(run.num_clients, like),
+        attack=run.attack.init(run.num_clients, like),
+        clients=momentum,
+        server=(run.server or SGD()).init(like),
+    )
+
+
+def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: Noise) -> tuple[State, Outcome]:
     # Step I: the clients that were drawn receive the global weights (d,).
 
     # Step II: clients and server train from there, each on its own examples.
-    sent = client_updates(run, task, weights, draw)  # (n, d)
-    root_update = server_update(run, task, weights, draw) if run.needs_root else None  # (d,)
+    sent = client_updates(run, task, state.weights, draw)  # (n, d)
+    root_update = server_update(run, task, state.weights, draw) if run.needs_root else None  # (d,)
+    sent, clients = with_momentum(run, sent, draw.client_ids, state.clients)
 
     # Malicious clients replace their updates, knowing what the threat model lets them know, and nothing else.
+    attack = state.attack
     if m:
         full = run.attack.knowledge == "full"
-        sent[:m] = run.attack.craft(
-            Knowledge(
-                own=sent[:m].clone(),
-                others=sent[m:] if full else None,
-                root_update=root_update if full else None,
-                n=len(sent),
-                tolerate=run.rule.tolerate if isinstance(run.rule, Krum) else m,
-                num_clients=run.num_clients,
-                generator=noise,
-            )
+        known = Knowledge(
+            own=sent[:m].clone(),
+            others=sent[m:] if full else None,
+            root_update=root_update if full else None,
+            n=len(sent),
+            tolerate=getattr(run.rule, "tolerate", m),
+            num_clients=run.num_clients,
+            generator=noise.attack,
+            client_ids=draw.client_ids,
+            round=draw.round,
         )
+        sent[:m], attack = attacks.take_step(run.attack, known, state.attack)
 
     # Step III: the server aggregates what was sent and moves the global model.
-    update, weight = run.rule(sent, root_update, draw.sizes)
-    return Outcome(weights + draw.global_lr * update, weight, sent, root_update)
+    received = Received(
+        updates=sent,
+        root_update=root_update,
+        sizes=draw.sizes,
+        client_ids=draw.client_ids,
+        round=draw.round,
+        generator=noise.rule,
+        weights=state.weights,
+        root_loss=(lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None,
+    )
+    aggregate, rule = take_step(run.rule, received, state.rule)
+    weights, server, sound = moved(run, state, aggregate.update, draw.global_lr)
+    return State(weights, rule, attack, clients, server), Outcome(aggregate.shares, sent, root_update, sound)
 
 
 def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
-    return _updates(run, task, weights, draw.examples, draw.share, draw.shift)
+    return _updates(run, task, weights, draw.examples, draw.loss_weights, draw.shift)
 
 
 def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
-    return _updates(run, task, weights, draw.root_examples, draw.root_share, draw.root_shift)[0]
+    return _updates(run, task, weights, draw.root_examples, draw.root_loss_weights, draw.root_shift)[0]
 
 
-def _updates(run: Experiment, task: Task, weights: Tensor, examples: Tensor, share: Tensor, shift: Tensor | None) -> Tensor:
-    images, labels = task.images[examples], task.labels[examples]
+def _updates(run: Experiment, task: Task, weights: Tensor, examples: Tensor, loss_weights: Tensor, shift: Tensor | None) -> Tensor:
+    inputs, targets = task.inputs[examples], task.targets[examples]
     if shift is not None:
-        images = crop_and_flip(images, shift)
-    return local_updates(task.model, weights, images, labels, share, run.local_lr, run.precision)
+        inputs = crop_and_flip(inputs, shift)
+    return local_updates(task.model, weights, inputs, targets, loss_weights, run.local_lr, run.precision, task.objective)
+
+
+def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
+    """The mean loss (k,) of models (k, d) on the round's root examples."""
+    inputs, targets = task.inputs[draw.root_examples[0, 0]], task.targets[draw.root_examples[0, 0]]
+    return torch.stack([task.objective.loss(task.model.outputs(weights, inputs), targets).mean() for weights in models])
+
+
+def moved(run: Experiment, state: State, update: Tensor, global_lr: Tensor) -> tuple[Tensor, Memory, Tensor]:
+    """The next global weights (d,), the server optimiser's next memory, and whether the update was one."""
+    sound = torch.isfinite(update).all()
+    direction, server = (run.server or SGD()).step(torch.where(sound, update, 0), state.server)
+    return state.weights + global_lr * direction, server, sound
 
 
 AT_ONCE = 200  # clients whose updates are in memory together, in a round of more than MANY
@@ -86,20 +142,26 @@ MANY = 1000
 
 
 def in_chunks(run: Experiment, n: int) -> bool:
-    """Whether a round is too large for one (n, d) tensor and need not be one: FLTrust takes updates as they come."""
-    return n > MANY and type(run.rule) is FLTrust and run.attack.alone
+    """Whether a round is too large for one (n, d) tensor and need not be one: the rule takes updates as they come."""
+    streams = run.rule.accumulator(torch.ones(1)) is not None
+    return n > MANY and streams and run.attack.alone and not run.client_momentum
 
 
-def play_round_in_chunks(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int, noise: torch.Generator) -> Outcome:
+def play_round_in_chunks(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: Noise) -> tuple[State, Outcome]:
     """The same round, some clients at a time: memory for AT_ONCE updates, however many clients there are."""
-    trusted = TrustAccumulator(server_update(run, task, weights, draw))
+    accumulator = run.rule.accumulator(server_update(run, task, state.weights, draw))
+    if accumulator is None:
+        raise InputError(f"{type(run.rule).__name__} needs all updates at once")
+    attack = state.attack
     for first in range(0, len(draw.examples), AT_ONCE):
         some = slice(first, first + AT_ONCE)
         shift = None if draw.shift is None else draw.shift[some]
-        sent = client_updates(run, task, weights, draw._replace(examples=draw.examples[some], share=draw.share[some], shift=shift))
+        part = draw._replace(examples=draw.examples[some], loss_weights=draw.loss_weights[some], shift=shift)
+        sent = client_updates(run, task, state.weights, part)
         if own := min(max(m - first, 0), len(sent)):
-            known = Knowledge(sent[:own].clone(), None, None, len(draw.examples), m, run.num_clients, noise)
-            sent[:own] = run.attack.craft(known)
-        trusted.add_many(sent)
-    update, weight = trusted.result()
-    return Outcome(weights + draw.global_lr * update, weight, None, None)
+            known = Knowledge(sent[:own].clone(), None, None, len(draw.examples), m, run.num_clients, noise.attack)
+            sent[:own], attack = attacks.take_step(run.attack, known, attack)
+        accumulator.add_many(sent)
+    update, shares = accumulator.result()
+    weights, server, sound = moved(run, state, update, draw.global_lr)
+    return state._replace(weights=weights, attack=attack, server=server), Outcome(shares, None, None, sound)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from fltrust import datasets
-from fltrust.partition import partition
 from fltrust.randomness import stream
+from fltrust.tasks.splits import partition
 
 CLASSES = 10
 

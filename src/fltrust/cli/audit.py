@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fltrust.errors import InputError
 from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
-from fltrust.store import read_json, read_records
+from fltrust.store.directory import read_json, read_records
 
 # A node has changed if its share of rounds used in the later half differs so much from the earlier half's; or its trust does, and by so
 # much more than the other nodes': all honest nodes' trust falls while the model learns.

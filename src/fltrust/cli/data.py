@@ -27,10 +27,10 @@ def list_datasets(data_dir: DataDir = None) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fltrust.datasets import DATASETS, data_folder, locate
+    from fltrust.datasets import FAMILIES, data_folder, locate
 
     table = Table("name", "what", "size", "here", "where", title=f"Data sets in {escape(str(data_folder(data_dir)))}")
-    for dataset in DATASETS.values():
+    for dataset in FAMILIES.values():
         paths = locate(dataset.name, data_dir)
         here = all(path.is_file() for path in paths)
         how = f"pip install {dataset.package}" if dataset.package else f"fltrust data fetch {dataset.name}"
@@ -54,7 +54,7 @@ def fetch_datasets(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fltrust.datasets import DATASETS, SPLITS, fetch, locate
+    from fltrust.datasets import family_of, fetch, locate
 
     for name in names:
         locate(name, data_dir)  # a misspelt last name is refused before the first download
@@ -63,7 +63,7 @@ def fetch_datasets(
     for name in names:
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             paths = fetch(name, data_dir, lambda file, progress=progress: _Bar(progress, file))  # type: ignore[misc]
-        dataset = DATASETS[SPLITS.get(name, name)]
+        dataset = family_of(name)
         console.print(f"{name}: in {paths[0].parent}", soft_wrap=True, highlight=False, markup=False)
         console.print(
             f"  home: {dataset.home}; licence: {dataset.licence}; please cite {dataset.cite}", soft_wrap=True, highlight=False, markup=False
@@ -85,9 +85,9 @@ def check_datasets(
     from rich.console import Console
     from rich.markup import escape
 
-    from fltrust.datasets import DATASETS, check, locate
+    from fltrust.datasets import FAMILIES, check, locate
 
-    chosen = names or [name for name in DATASETS if any(path.is_file() for path in locate(name, data_dir))]
+    chosen = names or [name for name in FAMILIES if any(path.is_file() for path in locate(name, data_dir))]
     colours = {"ok": "green", "differs": "yellow", "damaged": "red", "missing": "red"}
     console = Console()
     failed = False

@@ -12,7 +12,9 @@ from rich.text import Text
 
 from fltrust.cli.run import chosen_device, trust_of
 from fltrust.experiment import Experiment
-from fltrust.simulation import Record, build_task, simulate
+from fltrust.record import Record
+from fltrust.simulation import simulate
+from fltrust.tasks.build import build_task
 
 RULES = {"fedavg": "FedAvg (plain average)", "fltrust": "FLTrust"}
 ATTACKS = {

@@ -11,18 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fltrust import datasets, results
+from fltrust import datasets
 from fltrust.attacks import ATTACKS
 from fltrust.cli.run import chosen_device, describe
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, Precision, known
+from fltrust.experiment import Experiment, Precision
 from fltrust.paper import EXHIBITS, Cell, Exhibit
 from fltrust.paper.exhibit import DATASETS
+from fltrust.registry import known
 from fltrust.report.words import duration
-from fltrust.reproduce import Event, Finished, Reached, estimate, execute, forget, plan
-from fltrust.results import Result, Results
 from fltrust.rules import RULES
-from fltrust.store import hardware, lock
+from fltrust.running.pool import Event, Finished, Reached, estimate, execute, forget, plan
+from fltrust.store import results
+from fltrust.store.directory import hardware, lock
+from fltrust.store.results import Result, Results
 
 WORK = ".unfinished"  # in the folder of the results: what an interrupted run goes on from
 
@@ -111,7 +113,7 @@ def _do(
     if ray is None:
         events = execute(possible, work, jobs=jobs, device=chosen_device(device, left[0].precision), data_dir=data_dir)
     else:
-        from fltrust import cluster
+        from fltrust.running import cluster
 
         events = cluster.execute(possible, ray, device=device, jobs=jobs, data_dir=data_dir)
     failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}

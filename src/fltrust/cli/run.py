@@ -10,11 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fltrust.attacks import ATTACKS
+from fltrust.codec import read_toml
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_dict, name_of, read_toml
+from fltrust.experiment import Experiment, from_dict
+from fltrust.record import Record
 from fltrust.rules import RULES
-from fltrust.simulation import Record, build_task, simulate
-from fltrust.store import RunDirectory, read_records
+from fltrust.simulation import simulate
+from fltrust.store.directory import RunDirectory, read_records
+from fltrust.tasks.build import build_task
 
 
 def run_one(
@@ -31,11 +34,11 @@ def run_one(
         screen.print(f"note: {warning}", style="yellow", highlight=False, markup=False)
     path = out or Path("runs") / run.key
     with RunDirectory(path, run, task) as directory:
-        after, weights = directory.resume()
+        after, state = directory.resume()
         if after:
             said = "was finished already" if after == run.rounds else f"going on after round {after}"
             screen.print(f"{path}: {said}", highlight=False, markup=False)
-        with watched(simulate(run, task, after=after, weights=weights), run, screen, after) as records:
+        with watched(simulate(run, task, after=after, state=state), run, screen, after) as records:
             for record in records:
                 if record.weights is not None:
                     directory.save(record)
@@ -55,7 +58,7 @@ def chosen_device(asked: str, precision: str = "float32") -> str:
 
 
 def describe(run: Experiment) -> str:
-    return f"{run.dataset}, {name_of(run.rule, RULES)}, attack {name_of(run.attack, ATTACKS)}, seed {run.seed}"
+    return f"{run.dataset}, {RULES.name_of(run.rule)}, attack {ATTACKS.name_of(run.attack)}, seed {run.seed}"
 
 
 def figures(test_error: float | None, success: float | None) -> str:

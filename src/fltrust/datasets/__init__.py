@@ -17,30 +17,45 @@ from pathlib import Path
 
 from fltrust.datasets.ch_mnist import CH_MNIST
 from fltrust.datasets.cifar10 import CIFAR_10
-from fltrust.datasets.dataset import Dataset, Download, Examples
+from fltrust.datasets.dataset import Dataset, Download, Examples, Profile
 from fltrust.datasets.download import ProgressBar, download
 from fltrust.datasets.har import HAR
 from fltrust.datasets.mnist import FASHION_MNIST, MNIST
 from fltrust.datasets.mnist_5k import MNIST_5K
 from fltrust.datasets.reading import DamagedError, unpack
 from fltrust.errors import InputError
+from fltrust.registry import DATASETS
 
 __all__ = [
-    "DATASETS",
+    "FAMILIES",
     "Dataset",
     "Download",
     "Examples",
     "FileState",
+    "Profile",
     "ProgressBar",
     "check",
     "data_folder",
+    "examples_of",
+    "family_of",
     "fetch",
     "load",
     "locate",
     "missing",
 ]
 
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST_5K, MNIST, FASHION_MNIST, CIFAR_10, HAR, CH_MNIST)}
+FAMILIES: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST_5K, MNIST, FASHION_MNIST, CIFAR_10, HAR, CH_MNIST)}
+
+
+for _dataset in FAMILIES.values():
+    for _name, _profile in _dataset.profiles.items():
+        DATASETS.register(_name, label=_profile.label, reference=_dataset.cite)(replace(_profile, family=_dataset.name))
+
+
+def examples_of(name: str, data_dir: str | Path | None = None) -> Examples:
+    """The examples of an experiment's data set, of a plug-in's too."""
+    profile: Profile = DATASETS.entry(name).kind
+    return load(profile.family, data_dir) if profile.load is None else profile.load(None if data_dir is None else str(data_dir))
 
 
 @dataclass(frozen=True)
@@ -71,21 +86,21 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
 
 def locate(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """The files that `load` would read, whether they are there or not."""
-    dataset = _dataset(name)
+    dataset = family_of(name)
     return dataset.find(data_folder(data_dir) / dataset.name)
 
 
 def missing(name: str, data_dir: str | Path | None = None) -> str | None:
     """Which files of a data set are not there, and how to get them; None if all are."""
     gone = [path.name for path in locate(name, data_dir) if not path.is_file()]
-    dataset = _dataset(name)
+    dataset = family_of(name)
     folder = data_folder(data_dir) / dataset.name
     return f"{name}: not found in {folder}: {', '.join(gone)}; {_remedy(dataset, data_dir)}" if gone else None
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Examples:
     """Reads a data set and checks all of it; a missing or damaged file raises an InputError that says which, and how to get it."""
-    dataset = _dataset(name)
+    dataset = family_of(name)
     folder = data_folder(data_dir) / dataset.name
     paths = locate(name, data_dir)
     if lacking := missing(name, data_dir):
@@ -104,7 +119,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Examples:
 
 def fetch(name: str, data_dir: str | Path | None = None, progress: Callable[[str], ProgressBar] | None = None) -> list[Path]:
     """Downloads the original files of a data set; `progress` makes a progress bar for a file. Returns the files."""
-    dataset = _dataset(name)
+    dataset = family_of(name)
     if dataset.downloads:
         return download(dataset, data_folder(data_dir) / dataset.name, progress)
     if not all(map(Path.is_file, paths := locate(name, data_dir))):
@@ -114,7 +129,7 @@ def fetch(name: str, data_dir: str | Path | None = None, progress: Callable[[str
 
 def check(name: str, data_dir: str | Path | None = None) -> list[FileState]:
     """The state of every file that `load` would read; all of them are read to the end."""
-    dataset = _dataset(name)
+    dataset = family_of(name)
     folder = data_folder(data_dir) / dataset.name
     paths = locate(name, data_dir)
     missing = [FileState(path.name, "missing", f"not in {path.parent}") for path in paths if not path.is_file()]
@@ -138,15 +153,13 @@ def check(name: str, data_dir: str | Path | None = None) -> list[FileState]:
     return states + missing
 
 
-SPLITS = {"mnist-0.1": "mnist", "mnist-0.5": "mnist"}  # the paper's names for one data set split in two ways
-
-
-def _dataset(name: str) -> Dataset:
-    name = SPLITS.get(name, name)
-    if name in DATASETS:
-        return DATASETS[name]
-    near = difflib.get_close_matches(name, DATASETS, n=1)
-    raise InputError(f"no data set {name!r}" + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(DATASETS)}"))
+def family_of(name: str) -> Dataset:
+    """The data set of this name, or the one that an experiment of this name uses."""
+    name = DATASETS[name].family if name in DATASETS else name
+    if name in FAMILIES:
+        return FAMILIES[name]
+    near = difflib.get_close_matches(name, FAMILIES, n=1)
+    raise InputError(f"no data set {name!r}" + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FAMILIES)}"))
 
 
 def _remedy(dataset: Dataset, data_dir: str | Path | None) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrust.datasets.dataset import Dataset, Download, Examples, Files
+from fltrust.datasets.dataset import Dataset, Download, Examples, Files, Profile
 from fltrust.datasets.reading import DamagedError, unzip
 from fltrust.errors import InputError
 from fltrust.randomness import stream
+from fltrust.triggers import four_pixels
 
 TISSUES = ("01_TUMOR", "02_STROMA", "03_COMPLEX", "04_LYMPHO", "05_DEBRIS", "06_MUCOSA", "07_ADIPOSE", "08_EMPTY")
 TILES_PER_TISSUE = 625
@@ -86,4 +87,20 @@ CH_MNIST = Dataset(
     parse=parse,
     max_bytes=400_000_000,
     downloads=(Download(ARCHIVE, "md5:0ddbebfc56344752028fda72602aaade", (f"https://zenodo.org/records/53169/files/{ARCHIVE}",)),),
+    profiles={
+        "ch-mnist": Profile(
+            {
+                "model": "resnet20",
+                "num_clients": 40,
+                "malicious": 8,
+                "bias": 0.5,
+                "rounds": 2000,
+                "batch_size": 32,
+                "global_lr": 3e-4,
+                "lr_decay": ((1500, 0.9), (1750, 0.9)),
+            },
+            "CH-MNIST",
+            four_pixels(64),
+        ),
+    },
 )

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrust.datasets.dataset import Dataset, Download, Examples, Files
+from fltrust.datasets.dataset import Dataset, Download, Examples, Files, Profile
 from fltrust.datasets.reading import DamagedError, checked_labels, first_complete, untar
+from fltrust.triggers import Trigger
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 IMAGES_PER_BATCH = 10_000
@@ -98,6 +99,8 @@ def _text(name: object) -> str:
     return name.decode("latin-1") if isinstance(name, bytes) else str(name)
 
 
+_BIRD = 2
+
 CIFAR_10 = Dataset(
     name="cifar-10",
     what="photos of animals and vehicles: 50,000 + 10,000 colour images of 32 x 32, 10 classes",
@@ -123,5 +126,12 @@ CIFAR_10 = Dataset(
         "data_batch_4.bin": "md5:ae636b3ba5c66a11e91e8cb52e771fcb",
         "data_batch_5.bin": "md5:53f37980c15c3d472c316c40844f3f0d",
         "test_batch.bin": "md5:803d5f7f4d78ea53de84dbe85f74fb6d",
+    },
+    profiles={
+        "cifar-10": Profile(
+            {"model": "resnet20", "num_clients": 100, "malicious": 20, "bias": 0.5, "rounds": 1500, "batch_size": 64, "global_lr": 2e-4},
+            "CIFAR-10",
+            Trigger(((1, 28), (1, 29), (1, 30), (2, 29), (3, 28), (4, 29), (5, 28), (5, 29), (5, 30)), 1.0, target=_BIRD),
+        ),
     },
 )

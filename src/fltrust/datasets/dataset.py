@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fltrust.triggers import Trigger
 
 Labels = NDArray[np.int64]
 Files = list[tuple[str, bytes]]  # name on disk and unpacked content, in the order `find` gave
@@ -35,6 +38,24 @@ class Download:
 
 
 @dataclass(frozen=True)
+class Profile:
+    """The usual experiment on a data set: its settings (fields of `Experiment`) and what loads its examples."""
+
+    settings: Mapping[str, Any]  # at least model, num_clients, malicious, rounds, batch_size and global_lr
+    label: str = ""
+    trigger: Trigger | None = None  # of the Scaling attack
+    load: Callable[[str | None], Examples] | None = None  # from the folder of all data sets; None: the files of `family`
+    family: str = ""  # the data set in `fltrust data`
+
+    @property
+    def summary(self) -> str:
+        settings = self.settings
+        split = "by user" if settings.get("bias") is None else f"q = {settings['bias']}"
+        work = f"{settings['rounds']} rounds of batch {settings['batch_size']}"
+        return f"{settings['num_clients']} clients ({split}), {settings['model']}, {work}"
+
+
+@dataclass(frozen=True)
 class Dataset:
     name: str
     what: str
@@ -48,6 +69,7 @@ class Dataset:
     downloads: tuple[Download, ...] = ()
     known: Mapping[str, str] = field(default_factory=dict)  # further originals a user may have: file name -> hash
     package: str | None = None  # the Python package that brings the data, where there is nothing to download
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # the usual experiments on it, by name
 
     def hash_of(self, file: str) -> str | None:
         """The known hash of the original of this name."""

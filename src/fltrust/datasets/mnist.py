@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrust.datasets.dataset import Dataset, Download, Examples, Files
+from fltrust.datasets.dataset import Dataset, Download, Examples, Files, Profile
 from fltrust.datasets.reading import DamagedError, checked_labels, first_complete
+from fltrust.triggers import four_pixels
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -61,6 +62,8 @@ def _downloads(hashes: tuple[str, ...], homes: tuple[str, ...]) -> tuple[Downloa
     )
 
 
+_IMAGES = {"model": "cnn", "num_clients": 100, "malicious": 20, "batch_size": 32}
+
 MNIST = Dataset(
     name="mnist",
     what="handwritten digits: 60,000 + 10,000 grey images of 28 x 28, 10 classes",
@@ -85,6 +88,10 @@ MNIST = Dataset(
         "train-labels-idx1-ubyte": "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "t10k-images-idx3-ubyte": "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "t10k-labels-idx1-ubyte": "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    },
+    profiles={
+        "mnist-0.1": Profile({**_IMAGES, "bias": 0.1, "rounds": 2000, "global_lr": 3e-4}, "MNIST-0.1", four_pixels(28)),
+        "mnist-0.5": Profile({**_IMAGES, "bias": 0.5, "rounds": 2000, "global_lr": 3e-4}, "MNIST-0.5", four_pixels(28)),
     },
 )
 
@@ -115,5 +122,8 @@ FASHION_MNIST = Dataset(
         "train-labels-idx1-ubyte": "sha256:bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "t10k-images-idx3-ubyte": "sha256:5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "t10k-labels-idx1-ubyte": "sha256:0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    },
+    profiles={
+        "fashion-mnist": Profile({**_IMAGES, "bias": 0.5, "rounds": 2500, "global_lr": 6e-3}, "Fashion-MNIST", four_pixels(28)),
     },
 )

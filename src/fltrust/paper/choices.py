@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fltrust.experiment import PAPER
+from fltrust import registry
 from fltrust.paper.exhibit import ABLATIONS, ATTACKS, DATASETS, PUBLISHED, RULES, Cell, Exhibit, Figures, declared, printed
 
 _Named = tuple[str, str]  # rule, attack
@@ -26,7 +26,7 @@ def _lengths(dataset: str, *more: _Named) -> _Choices:
 
     `more` are further cells that the clients' learning rate could change.
     """
-    clients = {"local_lr": PAPER[dataset]["global_lr"], "global_lr": 1.0}
+    clients = {"local_lr": registry.DATASETS[dataset].settings["global_lr"], "global_lr": 1.0}
     return {
         "Adaptive attack: sends vectors of length 1": (_ADAPTIVE, {"attack": {"length": 1.0}}),
         "learning rate: the clients', not the server's": ((*_KRUM, *_ADAPTIVE, *more), clients),

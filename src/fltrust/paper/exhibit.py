@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-from fltrust.attacks import TRIGGERS
-from fltrust.experiment import PAPER, Experiment
+from fltrust import registry
+from fltrust.experiment import Experiment
 
 
 class Figures(NamedTuple):
@@ -54,32 +54,16 @@ def printed(cell: Mapping[str, float] | None) -> Figures | None:
     return None if cell is None else Figures(cell["error"], cell.get("success"))
 
 
-DATASETS = {
-    "mnist-0.1": "MNIST-0.1",
-    "mnist-0.5": "MNIST-0.5",
-    "fashion-mnist": "Fashion-MNIST",
-    "cifar-10": "CIFAR-10",
-    "har": "HAR",
-    "ch-mnist": "CH-MNIST",
-}
-RULES = {"fedavg": "FedAvg", "krum": "Krum", "trim-mean": "Trim-mean", "median": "Median", "fltrust": "FLTrust"}
-ABLATIONS = {  # the rows of Table IV, the whole rule last
-    "fltrust-server": "FLTrust-Server",
-    "fltrust-withserver": "FLTrust-withServer",
-    "fltrust-norelu": "FLTrust-NoReLU",
-    "fltrust-nonorm": "FLTrust-NoNorm",
-    "fltrust-parnorm": "FLTrust-ParNorm",
-    "fltrust": "FLTrust",
-}
-ATTACKS = {
-    "none": "No attack",
-    "label-flip": "Label flipping",
-    "krum": "Krum attack",
-    "trim": "Trim attack",
-    "scaling": "Scaling attack",
-    "adaptive": "Adaptive attack",
-    "optimal-adaptive": "Exact adaptive",  # not in the paper: the optimum of the adaptive attack's own objective
-}
+def _labels(names: str, of: registry.Registry) -> dict[str, str]:
+    return {name: of.entry(name).label for name in names.split()}
+
+
+DATASETS = _labels("mnist-0.1 mnist-0.5 fashion-mnist cifar-10 har ch-mnist", registry.DATASETS)
+RULES = _labels("fedavg krum trim-mean median fltrust", registry.RULES)
+# The rows of Table IV, the whole rule last.
+ABLATIONS = _labels("fltrust-server fltrust-withserver fltrust-norelu fltrust-nonorm fltrust-parnorm fltrust", registry.RULES)
+# The last is not in the paper: the optimum of the adaptive attack's own objective.
+ATTACKS = _labels("none label-flip krum trim scaling adaptive optimal-adaptive", registry.ATTACKS)
 
 # ResNet-20 on CIFAR-10 does not come near the paper's error with its settings, so the tables use others; RATES has the search.
 TUNED: dict[str, dict[str, Any]] = {
@@ -98,7 +82,7 @@ POINTS = 25  # of a run's curve
 
 def declared(dataset: str, rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> Experiment:
     """The experiment of a cell: the paper's settings, or those that work, and as many evaluations as a curve shows."""
-    settings = {"evaluate_every": PAPER[dataset]["rounds"] // POINTS, **TUNED.get(dataset, {}), **changes}
+    settings = {"evaluate_every": registry.DATASETS[dataset].settings["rounds"] // POINTS, **TUNED.get(dataset, {}), **changes}
     if dataset == "cifar-10" and attack == "scaling" and settings["standardise"]:
-        attack = {"name": "scaling", "trigger": replace(TRIGGERS[dataset], value=_WHITE)}
+        attack = {"name": "scaling", "trigger": replace(registry.DATASETS[dataset].trigger, value=_WHITE)}
     return Experiment.on(dataset, rule, attack, **settings)

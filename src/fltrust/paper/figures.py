@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fltrust.experiment import PAPER, Experiment
+from fltrust import registry
+from fltrust.experiment import Experiment
 from fltrust.paper.exhibit import ATTACKS, DATASETS, RULES, Cell, Exhibit, declared
 
 _REAL_ATTACKS = {attack: name for attack, name in ATTACKS.items() if attack != "none"}
@@ -57,7 +58,7 @@ SHARES = (0, 10, 20, 40, 60, 80, 90, 95)  # percent
 
 
 def _with_share(dataset: str, rule: str, attack: str, share: int) -> Experiment:
-    malicious = round(share / 100 * PAPER[dataset]["num_clients"])
+    malicious = round(share / 100 * registry.DATASETS[dataset].settings["num_clients"])
     if malicious:
         return declared(dataset, rule, attack, malicious=malicious)
     none_expected: dict[str, Any] = {"krum": {"name": "krum", "tolerate": 0}, "trim-mean": {"name": "trim-mean", "trim": 0}}

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fltrust import results
 from fltrust.errors import InputError
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.report.agreement import Judged, judge
 from fltrust.report.layout import side_by_side
-from fltrust.results import Result, Results
-from fltrust.store import replace
+from fltrust.store import results
+from fltrust.store.directory import replace
+from fltrust.store.results import Result, Results
 
 
 @dataclass(frozen=True)

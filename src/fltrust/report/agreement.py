@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 from fltrust.attacks import NoAttack
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS, Cell, Exhibit
-from fltrust.results import Result, Results
 from fltrust.rules import FedAvg, FLTrust
+from fltrust.store.results import Result, Results
 
 STRICT, LOOSE = 0.03, 0.05
 NO_DATA = ("ch-mnist",)  # its images cannot be had everywhere, so a missing result has a reason

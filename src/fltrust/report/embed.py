@@ -11,7 +11,7 @@ from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.words import sentences, title
-from fltrust.results import FEDERATION, Result
+from fltrust.store.results import FEDERATION, Result
 
 
 class Embedded:

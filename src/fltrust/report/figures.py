@@ -15,7 +15,7 @@ from fltrust.paper import Exhibit
 from fltrust.report.agreement import Judged, Number, plain_error
 from fltrust.report.layout import Grid, grids, telling
 from fltrust.report.looks import COLOURS, look_of
-from fltrust.results import Result, Results
+from fltrust.store.results import Result, Results
 
 COLUMN, PAGE = 3.5, 7.16  # inches: one column of a two-column paper, and both
 PLAIN = "FedAvg, no attack"

@@ -11,8 +11,8 @@ from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS, Cell, Exhibit
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import changes, named
-from fltrust.results import Result, Results, first_seed
 from fltrust.rules import RULES, FLTrust
+from fltrust.store.results import Result, Results, first_seed
 
 
 @dataclass(frozen=True)

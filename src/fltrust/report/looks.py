@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from fltrust.attacks import ATTACKS
-from fltrust.experiment import name_of
 from fltrust.paper import Cell, Exhibit
 from fltrust.rules import RULES
 
@@ -44,7 +43,7 @@ _ATTACKS = {
 
 def look_of(exhibit: Exhibit, cell: Cell) -> Look:
     """Of the curve that a cell is on: by its rule where rules are compared, else by its attack, and FedAvg beside FLTrust is dashed."""
-    rule = name_of(cell.run.rule, RULES)
+    rule = RULES.name_of(cell.run.rule)
     if exhibit.column == "rule":
         return _own(exhibit)[cell.column] if exhibit.own else _RULES[rule]
     look = _ATTACKS[_attack(exhibit, cell)]
@@ -62,5 +61,5 @@ def _own(exhibit: Exhibit) -> dict[str, Look]:
 
 def _attack(exhibit: Exhibit, cell: Cell) -> str:
     """A share of 0 % malicious clients is a run without attack, but a point on its attack's curve."""
-    names = [name_of(other.run.attack, ATTACKS) for other in exhibit.cells if other.column == cell.column]
+    names = [ATTACKS.name_of(other.run.attack) for other in exhibit.cells if other.column == cell.column]
     return next((name for name in names if name != "none"), "none")

@@ -11,7 +11,6 @@ from string import Template
 from xml.etree.ElementTree import Element
 
 from fltrust.attacks import ATTACKS
-from fltrust.experiment import name_of
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.paper.exhibit import ATTACKS as ATTACK_NAMES
 from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
@@ -21,8 +20,8 @@ from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag, text_of
 from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
 from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
-from fltrust.results import FEDERATION, Result, Results, first_seed
 from fltrust.rules import RULES
+from fltrust.store.results import FEDERATION, Result, Results, first_seed
 from fltrust.version import __version__
 
 EXACT = ATTACK_NAMES["optimal-adaptive"]
@@ -57,7 +56,7 @@ def runs_page(results: Sequence[Result], judged: dict[Exhibit, list[Judged]]) ->
     for place, one in enumerate(results):
         number = embedded.open(name(one), [_state(one)], (one,))
         federation = one.run.dataset == FEDERATION
-        short = name(one) if federation else f"{name_of(one.run.rule, RULES)}, {name_of(one.run.attack, ATTACKS)}, seed {one.run.seed}"
+        short = name(one) if federation else f"{RULES.name_of(one.run.rule)}, {ATTACKS.name_of(one.run.attack)}, seed {one.run.seed}"
         sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), tag("div", data_shown=number))))
     header = tag(
         "header",

@@ -8,10 +8,10 @@ from typing import Any
 
 from fltrust.attacks import ATTACKS
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_dict, name_of
+from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import Cell, Exhibit
-from fltrust.results import Result
 from fltrust.rules import RULES
+from fltrust.store.results import Result
 
 # Fields of an experiment that `fltrust run` takes as options; the others need a TOML file.
 OPTIONS = {
@@ -37,7 +37,7 @@ OPTIONS = {
 
 def run_command(run: Experiment) -> str:
     """`fltrust run ...`; where options do not say all, a TOML file comes first."""
-    rule, attack = name_of(run.rule, RULES), name_of(run.attack, ATTACKS)
+    rule, attack = RULES.name_of(run.rule), ATTACKS.name_of(run.attack)
     changed = changes(run)
     options = {field: value for field, value in changed.items() if field in OPTIONS and value is not None}
     if named(run, options) == run:
@@ -59,7 +59,7 @@ def run_command(run: Experiment) -> str:
 def named(run: Experiment, fields: Mapping[str, Any]) -> Experiment | None:
     """What the names of a run's data set, rule and attack declare together with these fields; None where a rule must be told more."""
     try:
-        return Experiment.on(run.dataset, name_of(run.rule, RULES), name_of(run.attack, ATTACKS), **fields)
+        return Experiment.on(run.dataset, RULES.name_of(run.rule), ATTACKS.name_of(run.attack), **fields)
     except InputError:
         return None
 
@@ -86,8 +86,8 @@ def reproduce_command(exhibit: Exhibit, cell: Cell, results: tuple[Result, ...])
     run = cell.run
     seeds = max((result.run.seed for result in results), default=0) + 1
     precisions = {result.run.precision for result in results} - {"float32"}
-    command = ["fltrust", "reproduce", exhibit.name, "--dataset", run.dataset, "--rule", name_of(run.rule, RULES)]
-    command += ["--attack", name_of(run.attack, ATTACKS)]
+    command = ["fltrust", "reproduce", exhibit.name, "--dataset", run.dataset, "--rule", RULES.name_of(run.rule)]
+    command += ["--attack", ATTACKS.name_of(run.attack)]
     command += ["--seeds", str(seeds)] if seeds > 1 else []
     command += ["--precision", precisions.pop()] if len(precisions) == 1 else []
     return shlex.join(command)

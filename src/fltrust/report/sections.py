@@ -13,7 +13,7 @@ from fltrust.report.layout import Grid, better_listed, grids
 from fltrust.report.looks import look_of
 from fltrust.report.markup import tag
 from fltrust.report.words import mark, name, plural, printed, seeds, signed, with_unit
-from fltrust.results import Result, Results
+from fltrust.store.results import Result, Results
 
 
 def trust_section(embedded: Embedded, shown: dict[str, list[tuple[str, Result]]]) -> Element:

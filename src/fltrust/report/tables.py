@@ -7,7 +7,7 @@ from fltrust.paper import Exhibit
 from fltrust.report.agreement import Judged, Number
 from fltrust.report.layout import Grid, better_listed, grids
 from fltrust.report.words import arithmetic, by_hardware, printed, seeds, with_unit
-from fltrust.results import Result
+from fltrust.store.results import Result
 
 
 @dataclass(frozen=True)

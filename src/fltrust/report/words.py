@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fltrust.attacks import ATTACKS
-from fltrust.experiment import name_of
 from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged, Number
-from fltrust.results import FEDERATION, Result
 from fltrust.rules import RULES
+from fltrust.store.results import FEDERATION, Result
 
 MARKS = {"agrees": "✓", "only by spread": "≈", "differs": "≠", "no number": "·", "not run": ""}
 
@@ -56,9 +55,9 @@ def name(result: Result) -> str:
     """Of a run that is not in a table."""
     run = result.run
     if run.dataset == FEDERATION:
-        return f"federation of {plural(run.num_clients, 'node')}, {name_of(run.rule, RULES)}"
+        return f"federation of {plural(run.num_clients, 'node')}, {RULES.name_of(run.rule)}"
     who = f"{run.malicious} of {run.num_clients} malicious"
-    return f"{run.dataset}, {name_of(run.rule, RULES)}, attack {name_of(run.attack, ATTACKS)}, {who}, seed {run.seed}"
+    return f"{run.dataset}, {RULES.name_of(run.rule)}, attack {ATTACKS.name_of(run.attack)}, {who}, seed {run.seed}"
 
 
 def with_unit(unit: str, value: str) -> str:

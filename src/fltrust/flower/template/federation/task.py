@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from fltrust import datasets
 from fltrust.models import CNN, initialise
-from fltrust.partition import partition
 from fltrust.randomness import stream
+from fltrust.tasks.splits import partition
 
 CLASSES = 10
 

@@ -3,12 +3,14 @@
 k training examples with labels 0..M-1; every function returns indices into them, in ascending order.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fltrust.errors import InputError
+from fltrust.registry import SPLITS, Registry
 
 Indices = NDArray[np.int64]
 BIASED_CLASS = 1  # the class that the paper's biased root set (case II) favours
@@ -123,3 +125,16 @@ def _check_labels(labels: NDArray[np.integer], num_classes: int) -> None:
         raise InputError(
             f"labels must be 0 to {num_classes - 1}" + (f", got {labels.min()} to {labels.max()}" if len(labels) else ", got none")
         )
+
+
+@dataclass(frozen=True)
+class Split:
+    """How training examples are split over clients: a frozen dataclass of its parameters."""
+
+    registry: ClassVar[Registry] = SPLITS
+
+    def __call__(
+        self, labels: NDArray[np.integer], owners: NDArray[np.integer] | None, num_clients: int, num_classes: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """The examples of each client, in ascending order; each example belongs to at most one client."""
+        raise InputError(f"{type(self).__name__} must define __call__")

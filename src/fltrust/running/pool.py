@@ -20,12 +20,13 @@ from pathlib import Path
 from fltrust import datasets
 from fltrust.attacks import ATTACKS
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, Precision, name_of
+from fltrust.experiment import Experiment, Precision
 from fltrust.paper import Exhibit
-from fltrust.results import Result, Results, distil
 from fltrust.rules import RULES
-from fltrust.simulation import build_task, simulate
-from fltrust.store import RunDirectory
+from fltrust.simulation import simulate
+from fltrust.store.directory import RunDirectory
+from fltrust.store.results import Result, Results, distil
+from fltrust.tasks.build import build_task
 from fltrust.threads import cores
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -64,7 +65,7 @@ def plan(
     """The runs of tables and figures, each once, all with the first seed before any with the second."""
 
     def wanted(run: Experiment) -> bool:
-        named = ((run.dataset, only_datasets), (name_of(run.attack, ATTACKS), only_attacks), (name_of(run.rule, RULES), only_rules))
+        named = ((run.dataset, only_datasets), (ATTACKS.name_of(run.attack), only_attacks), (RULES.name_of(run.rule), only_rules))
         return all(not only or name in only for name, only in named)
 
     first = {cell.run.key: cell.run for exhibit in exhibits for cell in exhibit.cells if wanted(cell.run)}
@@ -91,16 +92,16 @@ def run_to_result(
     *,
     device: str,
     data_dir: str | None = None,
-    load: Callable[[str, str | None], datasets.Examples] = datasets.load,
+    load: Callable[[str, str | None], datasets.Examples] = datasets.examples_of,
     reached: Callable[[int], None] = lambda _: None,
 ) -> Result:
     """Does a run in `work`/KEY, or goes on with it there, and leaves nothing behind but what it returns."""
     began = saved = time.monotonic()
     task = build_task(run, device=device, data_dir=data_dir, load=load)
     with RunDirectory(work / run.key, run, task) as directory:
-        after, weights = directory.resume()
+        after, state = directory.resume()
         unsaved = []
-        for record in simulate(run, task, after=after, weights=weights):
+        for record in simulate(run, task, after=after, state=state):
             if record.weights is not None:
                 unsaved.append(record)
                 if record.round == run.rounds or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
@@ -179,7 +180,7 @@ def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, dat
         if own:
             os.sched_setaffinity(0, own)
             cores.cache_clear()
-    load = functools.lru_cache(maxsize=1)(datasets.load)
+    load = functools.lru_cache(maxsize=1)(datasets.examples_of)
     while True:
         try:
             run = pipe.recv()

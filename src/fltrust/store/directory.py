@@ -7,7 +7,6 @@
 Nothing is pickled, and everything that is replaced is replaced at once by a rename.
 """
 
-import dataclasses
 import fcntl
 import json
 import math
@@ -20,12 +19,13 @@ from typing import IO, Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fltrust.data import Task
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.simulation import Record
+from fltrust.record import Record
+from fltrust.round import first_state
+from fltrust.state import State, leaves, restored
+from fltrust.tasks.task import Task
 from fltrust.version import __version__
 
 
@@ -73,21 +73,19 @@ class RunDirectory:
             "hardware": hardware(device.type),
         }
 
-    def resume(self) -> tuple[int, Tensor | None]:
-        """The last round that is safely on disk and its weights; records beyond it, whole or torn, are dropped."""
+    def resume(self) -> tuple[int, State | None]:
+        """The last round that is safely on disk and its state; records beyond it, whole or torn, are dropped."""
         checkpoint = self.path / "checkpoint.npz"
         if not checkpoint.exists():
-            after, weights = 0, None
+            after, state = 0, None
         else:
             try:
                 with checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                    after, weights = int(saved["round"]), torch.from_numpy(saved["weights"])
+                    after = int(saved["round"])
+                    tensors = {name: torch.from_numpy(saved[name]) for name in saved.files if name != "round"}
             except Exception as problem:  # a damaged file makes numpy and zipfile raise nearly anything
                 raise InputError(f"{checkpoint} is damaged ({problem}): move it away to begin again") from problem
-            if weights.shape != (self.task.model.d,) or weights.dtype != torch.float32:
-                raise InputError(
-                    f"{checkpoint} is of another model: {tuple(weights.shape)} {weights.dtype}, expected ({self.task.model.d},)"
-                )
+            state = restored(first_state(self.run, self.task), tensors, checkpoint)
             if not 1 <= after <= self.run.rounds:
                 raise InputError(f"{checkpoint} says round {after} of {self.run.rounds}: move it away to begin again")
         records = self.path / "records.jsonl"
@@ -96,19 +94,20 @@ class RunDirectory:
             raise InputError(f"{records} lacks round {after}, which {checkpoint.name} says was recorded: move both away to begin again")
         if records.exists():
             replace(records, b"".join(line for _, line in kept))
-        return after, weights
+        return after, state
 
     def save(self, *records: Record) -> None:
         """Appends evaluated records, then makes the last one's round the one to resume after."""
         last = records[-1]
-        assert last.weights is not None
+        assert last.state is not None
         with (self.path / "records.jsonl").open("ab") as file:
             file.write(b"".join(_line(record) for record in records))
             file.flush()
             os.fsync(file.fileno())
         beside = self.path / "checkpoint.npz.part"
         with beside.open("wb") as file:
-            np.savez(file, round=np.int64(last.round), weights=last.weights.cpu().numpy())
+            tensors = {name: leaf.cpu().numpy() for name, leaf in leaves(last.state)}
+            np.savez(file, allow_pickle=False, round=np.int64(last.round), **tensors)
             file.flush()
             os.fsync(file.fileno())
         _rename(beside, self.path / "checkpoint.npz")
@@ -147,8 +146,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _line(record: Record) -> bytes:
-    written = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "weights"}
-    for name in ("weight", "trust", "cosine", "norm"):
+    """Metrics stand beside the rest, each under its own name."""
+    written: dict[str, Any] = {"round": record.round, "train_error": None, "test_error": None, "success": None, **record.metrics}
+    written |= {"malicious": record.malicious, "clients": record.clients}
+    for name in ("shares", "trust", "cosine", "norm"):
         values = getattr(record, name)
         written[name] = None if values is None else [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
     return json.dumps(written).encode() + b"\n"

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fltrust.errors import InputError
-from fltrust.rules import Aggregate, check_like, direction_and_norm, finite, trusted_sum
+from fltrust.rules.rows import check_like, direction_and_norm, finite, trusted_sum
+from fltrust.rules.rule import Aggregate
 
 
 class TrustAccumulator:
@@ -65,5 +66,5 @@ class TrustAccumulator:
         total = math.fsum(self._trust)
         scale = 1 / total if total > 0 else 0.0
         update = finite(self._sum * scale, self._root_update)
-        weight = torch.tensor(self._trust, dtype=torch.float64) * scale
-        return Aggregate(update, weight.to(self._root_update))
+        shares = torch.tensor(self._trust, dtype=torch.float64) * scale
+        return Aggregate(update, shares.to(self._root_update))

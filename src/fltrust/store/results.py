@@ -14,9 +14,9 @@ from typing import Any
 
 from fltrust.attacks import ATTACKS
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_dict, name_of
+from fltrust.experiment import Experiment, from_declaration, from_dict
 from fltrust.rules import RULES
-from fltrust.store import read_json, read_records, replace
+from fltrust.store.directory import read_json, read_records, replace
 
 TRUST_POINTS = 20  # evaluated rounds whose trust is kept
 _STEPS = 250  # a trust is one byte, in steps of 1/250; 255 is a client that was not there
@@ -48,7 +48,7 @@ class Result:
 
 
 def file_of(run: Experiment, folder: Path) -> Path:
-    return folder / run.dataset / f"{name_of(run.rule, RULES)}-{name_of(run.attack, ATTACKS)}-{run.key}.json"
+    return folder / run.dataset / f"{RULES.name_of(run.rule)}-{ATTACKS.name_of(run.attack)}-{run.key}.json"
 
 
 def distil(directory: Path, seconds: float | None = None) -> Result:
@@ -239,9 +239,8 @@ def _experiment(declaration: Mapping[str, Any], source: object) -> Experiment:
     written = declaration.get("experiment")
     if not isinstance(written, Mapping):
         raise InputError(f"{source} declares no experiment")
-    defaults = {field.name: field.default for field in dataclasses.fields(Experiment) if field.default is not dataclasses.MISSING}
     try:
-        return from_dict({**defaults, **written})  # a field that is newer than the file had its default then
+        return from_declaration(written)
     except InputError as problem:
         raise InputError(f"{source}: {problem}") from problem
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
-from fltrust.reproduce import Event, Failed, Finished, forget, run_to_result
-from fltrust.results import from_json, to_json
+from fltrust.running.pool import Event, Failed, Finished, forget, run_to_result
+from fltrust.store.results import from_json, to_json
 
 RETRIES = 3  # of a run whose worker died
 

@@ -1,0 +1,190 @@
+"""The paper's adaptive attack on FLTrust (Algorithm 3), and the exact optimum of its objective."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fltrust.attacks.attack import Attack, Knowledge, outside, units
+from fltrust.attacks.fang import TrimAttack
+from fltrust.errors import InputError
+from fltrust.registry import ATTACKS, Look
+from fltrust.rules.rows import direction_and_norm, measure, weighted_sum
+
+
+@ATTACKS.register("adaptive", label="Adaptive attack", look=Look("blue", "v"), reference="Cao, Fang, Liu, Gong, NDSS 2021")
+@dataclass(frozen=True)
+class Adaptive(Attack):
+    """The paper's own attack on FLTrust (Algorithm 3): small random steps that push the model back as far as trust allows.
+
+    Zeroth-order ascent of the damage h over the malicious clients' unit vectors e'_i, one after another.
+
+    From the Trim attack's directions, V = `rounds` times, for each client, Q = `steps` times: draw u ~ N(0, `variance` I),
+    e'_i += eta (h(e'_i + gamma u) - h(e'_i)) / gamma u, normalise; eta = `step_size`, gamma = `smoothing`. Sent is ||g_0|| e'_i, or
+    e'_i with another `length`: FLTrust makes all alike, the other rules do not, and the paper does not say.
+
+    h sees e'_i only through its coordinates along e_0 and s, and the law of u is the same in every orthonormal basis. So client i's
+    steps are taken in this one: e_0; s and then the first e'_i, each less what lies along those before; the direction in which e'_i has
+    left the span of these three so far; and the direction in which the new u leaves all four. u's coordinates are four normals and, in
+    the last, the length of a normal vector of d - 4 dimensions. Where all of it left the span to is a direction that no step depends
+    on, uniform among those orthogonal to the three: it is drawn once, at the end. This is Algorithm 3 without approximation (for
+    d > 4), for V Q m times five random numbers instead of d. A root update that is zero or broken leaves nothing to gain: rows of zeros.
+    """
+
+    rounds: int = 10
+    steps: int = 10
+    variance: float = 0.5
+    smoothing: float = 0.005
+    step_size: float = 0.01
+    length: float | None = None  # of what is sent; None: the root update's
+
+    knowledge = "full"
+    needs_root = True
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or self.steps < 0:
+            raise InputError(f"an adaptive attack cannot take {self.rounds} rounds of {self.steps} steps: give 0 or more")
+        if not (self.variance > 0 and self.smoothing > 0 and self.step_size > 0):
+            raise InputError(
+                "an adaptive attack needs a positive variance, smoothing and step size, "
+                f"not {self.variance}, {self.smoothing} and {self.step_size}"
+            )
+        if self.length is not None and not 0 < self.length < math.inf:
+            raise InputError(f"an adaptive attack sends vectors of a positive length, not {self.length}")
+
+    def craft(self, known: Knowledge) -> Tensor:
+        if len(known.own) == 0:
+            return known.own
+        damage = _damage(known)
+        plane = damage.plane.to(known.own.dtype)  # (2, d)
+        start = units(TrimAttack().craft(known))  # (m, d)
+        third = outside(start, plane)  # (m, d)
+        position = torch.cat((start @ plane.T, (start * third).sum(1, keepdim=True)), 1).double()  # (m, 3)
+        gain = self.step_size / self.smoothing * damage.root_norm
+        terms = torch.stack((*damage.sign, damage.pull, damage.trust, gain, gain.new_full((), self.smoothing)))  # (6,)
+        position = ascend(position, self.draw(known), terms)  # (m, 4)
+        left = known.normal(*start.shape)
+        left = outside(left - (left * third).sum(1, keepdim=True) * third, plane)  # (m, d): where all of it left the three to
+        position = position.to(start.dtype)
+        crafted = position[:, :2] @ plane + position[:, 2:3] * third + position[:, 3:] * left
+        length = damage.root_norm if self.length is None else self.length * (damage.root_norm > 0)
+        return units(crafted) * length.to(start.dtype)
+
+    def draw(self, known: Knowledge) -> Tensor:
+        """The coordinates (V, m, Q, 5) of every u."""
+        m, d = known.own.shape
+        normal = known.normal(self.rounds, m, self.steps, 4).double()
+        freedom = torch.full_like(normal[..., :1], max(d - 4, 1) / 2)
+        length: Tensor = (2 * torch._standard_gamma(freedom, generator=known.generator)).sqrt()  # of a normal vector of d - 4 dimensions
+        return torch.cat((normal, length), -1) * math.sqrt(self.variance)
+
+
+def ascend(start: Tensor, noise: Tensor, terms: Tensor) -> Tensor:
+    """Algorithm 3's loop on coordinates: from `start` (m, 3) to (m, 4), with `noise` (V, m, Q, 5), in the basis that `Adaptive` describes.
+
+    `terms` (6,): s's two coordinates, the honest clients' pull and trust (see `_Damage`), eta ||g_0|| / gamma, and gamma. All in float64.
+    """
+    if start.is_cuda:
+        try:
+            from fltrust.fast import ascent
+        except ImportError as problem:
+            raise InputError("the adaptive attack needs Triton on a GPU: install it, or use the CPU") from problem
+        return ascent.ascend(start, noise, terms)
+    s_root, s_sign, honest_pull, honest_trust, gain, smoothing = terms.tolist()
+    positions = [(*position, 0.0) for position in start.tolist()]
+
+    def weigh(e_root: float, e_sign: float) -> tuple[float, float]:
+        """The trust that a vector with these coordinates gets, and its pull: trust * <vector, s>."""
+        trust = max(e_root, 0.0)
+        return trust, trust * (s_root * e_root + s_sign * e_sign)
+
+    def progress(e_root: float, e_sign: float, rest_trust: float, rest_pull: float) -> float:
+        """<g', s> / ||g_0||: what this loses, h gains."""
+        trust, pull = weigh(e_root, e_sign)
+        return (rest_pull + pull) / (rest_trust + trust) if rest_trust + trust > 0 else 0.0
+
+    weights = [weigh(e_root, e_sign) for e_root, e_sign, _, _ in positions]
+    for turn in noise.tolist():
+        for i, draws in enumerate(turn):
+            weights[i] = 0.0, 0.0
+            rest = honest_trust + sum(trust for trust, _ in weights), honest_pull + sum(pull for _, pull in weights)
+            e_root, e_sign, e_first, e_left = positions[i]
+            for u_root, u_sign, u_first, u_left, u_beyond in draws:
+                tried = progress(e_root + smoothing * u_root, e_sign + smoothing * u_sign, *rest)
+                step = gain * (progress(e_root, e_sign, *rest) - tried)
+                e_root, e_sign, e_first = e_root + step * u_root, e_sign + step * u_sign, e_first + step * u_first
+                e_left = math.hypot(e_left + step * u_left, step * u_beyond)
+                norm = math.hypot(e_root, e_sign, e_first, e_left) or 1.0
+                e_root, e_sign, e_first, e_left = e_root / norm, e_sign / norm, e_first / norm, e_left / norm
+            positions[i], weights[i] = (e_root, e_sign, e_first, e_left), weigh(e_root, e_sign)
+    return torch.tensor(positions, dtype=start.dtype).reshape(-1, 4)
+
+
+@ATTACKS.register("optimal-adaptive", label="Exact adaptive", look=Look("red", "*"), reference="after Cao et al., NDSS 2021")
+@dataclass(frozen=True)
+class OptimalAdaptive(Attack):
+    """The strongest attack of the adaptive kind: what the paper's Algorithm 3 searches for, found exactly.
+
+    The maximiser of its objective h is the same e' for all malicious clients, in the plane of e_0 and s.
+
+    Of all unit vectors with trust p = <e', e_0> = cos t, e' = cos(t) e_0 - sin(t) s_perp has the least <e', s>, where s_perp is the
+    direction of s less its part along e_0. So h is largest where (m p q + B) / (m p + C) is least, q = <e', s>, B and C the honest
+    clients' pull and trust: a search over one angle in [0, pi / 2). If <s, e_0> >= 0 there is one minimum, since then p q is convex in p.
+    p stays so far from 0 that rounding does not make it negative; nothing is lost, since the limit p = 0 is continuous and,
+    where no honest client is trusted, worse. A root update that is zero or broken leaves nothing to gain: rows of zeros.
+    """
+
+    knowledge = "full"
+    needs_root = True
+
+    def craft(self, known: Knowledge) -> Tensor:
+        m, dtype = len(known.own), known.own.dtype
+        damage = _damage(known)
+        s_root, s_sign = damage.sign
+        grid = torch.linspace(0, 1, _ANGLES, dtype=torch.float64, device=known.own.device)
+        largest = math.acos(torch.finfo(dtype).eps ** 0.5)
+        low, high = grid[0], grid[-1] * largest
+        for _ in range(_ZOOMS):
+            angle = low + (high - low) * grid
+            trust = m * angle.cos()
+            progress = (trust * (s_root * angle.cos() - s_sign * angle.sin()) + damage.pull) / (trust + damage.trust)
+            best = angle.take(progress.argmin())
+            width = (high - low) / (_ANGLES - 1)
+            low, high = (best - width).clamp(min=0), (best + width).clamp(max=largest)
+        e_0, s_perp = damage.plane
+        crafted = best.cos() * e_0 - best.sin() * s_perp  # (d,)
+        return (damage.root_norm * units(crafted[None])).to(dtype).repeat(m, 1)
+
+
+_ANGLES = 1025
+_ZOOMS = 4  # each narrows the angle 512 times: to 1e-11 of a quarter turn, far finer than h's optimum needs
+
+
+class _Damage(NamedTuple):
+    """What h depends on besides the malicious rows: h falls as (pull + sum p_i q_i) / (trust + sum p_i) grows. All in float64.
+
+    p_i = ReLU(<e'_i, e_0>), q_i = <e'_i, s>; s is the sign of FLTrust's global update without attack.
+    """
+
+    plane: Tensor  # (2, d): e_0, and the direction of s less its part along e_0; orthonormal, or zeros where there is none
+    sign: Tensor  # (2,): s in these coordinates
+    trust: Tensor  # (): C, the honest clients' sum of trust
+    pull: Tensor  # (): B, their sum of trust * <e_i, s>
+    root_norm: Tensor  # (): ||g_0||
+
+
+def _damage(known: Knowledge) -> _Damage:
+    if known.root_update is None:
+        raise InputError("an adaptive attack needs the root update and was not shown it")
+    e_0, root_norm = direction_and_norm(known.root_update)
+    updates = known.updates
+    rows = measure(updates, e_0)
+    trust = rows.cosine.relu()  # (n,)
+    malicious = torch.arange(known.n, device=trust.device) < len(known.own)
+    honest_trust = torch.where(malicious, 0, trust)
+    sign = weighted_sum(updates, rows, trust).sign()  # (d,): FLTrust's update has the sign of sum_i trust_i e_i
+    pull = weighted_sum(updates, rows, honest_trust) @ sign
+    plane = torch.stack((e_0, outside(units(sign[None]), e_0[None])[0]))
+    return _Damage(plane, plane @ sign, honest_trust.sum(), pull, root_norm)

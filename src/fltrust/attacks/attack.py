@@ -1,0 +1,138 @@
+"""What an attack is and what it may know (`Knowledge`): what malicious clients do to their data before training and to their updates after.
+
+n clients take part in a round, the m malicious ones first; d parameters.
+own       (m, d)  the updates that the malicious clients computed as the protocol asks
+others  (n-m, d)  the honest clients' updates
+crafted   (m, d)  what the malicious clients send instead
+
+An attack gets a `Knowledge` and nothing else: the threat model is a type. Crafting never waits for the device and never changes its
+input; an update that holds NaN or infinity counts as an update of zeros, so what is crafted from honest updates is always finite.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.registry import ATTACKS, Registry
+from fltrust.state import Memory
+from fltrust.triggers import Trigger
+
+Level = Literal["full", "partial"]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """All that the attacker knows in a round."""
+
+    own: Tensor  # (m, d)
+    others: Tensor | None  # (n-m, d); None under partial knowledge
+    root_update: Tensor | None  # (d,); None under partial knowledge
+    n: int
+    tolerate: int  # how many malicious clients the server's rule expects
+    num_clients: int  # in the whole federation, also those that do not take part in this round
+    generator: torch.Generator  # of noise, on the updates' device
+    client_ids: Tensor | None = None  # (n,) int64 in 0..num_clients-1: who sent which row, the malicious clients first
+    round: Tensor | None = None  # () int64: the first round is 1
+
+    @property
+    def honest(self) -> Tensor:
+        """The honest clients' updates (n-m, d), for an attack that cannot do without them."""
+        if self.others is None:
+            raise InputError(f"this attack needs full knowledge: it was shown {len(self.own)} of {self.n} updates")
+        return self.others
+
+    @property
+    def updates(self) -> Tensor:
+        """All updates (n, d) as they are before the attack, the malicious clients' first."""
+        return torch.cat((self.own, self.honest))
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=self.generator, dtype=self.own.dtype, device=self.own.device)
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=self.own.dtype, device=self.own.device)
+
+
+class Attack:
+    """What malicious clients do; the default is to follow the protocol. Attacks are frozen dataclasses of their parameters.
+
+    An attack without memory writes `poison`, `craft` or both. An attack with memory writes `init`, which gives the memory before the
+    first round, and `step`, which takes it and returns the next; it never changes the memory that it was given.
+    """
+
+    registry: ClassVar[Registry] = ATTACKS
+    knowledge: Level = "partial"
+    needs_root: bool = False
+    idle: bool = False  # whether malicious clients do as they should
+    alone: bool = False  # whether each malicious client crafts its update from its own alone
+    trigger: Trigger | None = None
+
+    def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        """What a malicious client makes of its own examples, once, before training."""
+        return images, labels
+
+    def init(self, num_clients: int, like: Tensor) -> Memory:
+        """The memory before the first round, for a federation of N clients and a model like `like` (d,)."""
+        return ()
+
+    def step(self, known: Knowledge, memory: Memory) -> tuple[Tensor, Memory]:
+        """One round: what the malicious clients send (m, d), and what the attacker remembers. m may be 0."""
+        return self.craft(known), memory
+
+    def craft(self, known: Knowledge) -> Tensor:
+        """What the malicious clients send (m, d) in place of their own updates, where the attack needs no memory."""
+        return known.own
+
+    @property
+    def poisons(self) -> bool:
+        return type(self).poison is not Attack.poison
+
+    @property
+    def has_memory(self) -> bool:
+        return type(self).init is not Attack.init
+
+
+def take_step(attack: Attack, known: Knowledge, memory: Memory) -> tuple[Tensor, Memory]:
+    """attack.step, with what it returns checked: an attack may be a user's own."""
+    result = attack.step(known, memory)
+    name = type(attack).__name__
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise InputError(f"{name}.step must return (rows, memory), not {type(result).__name__}")
+    crafted, memory = result
+    if not isinstance(crafted, Tensor) or (crafted.shape, crafted.dtype) != (known.own.shape, known.own.dtype):
+        said = f"{crafted.dtype} of shape {tuple(crafted.shape)}" if isinstance(crafted, Tensor) else f"a {type(crafted).__name__}"
+        raise InputError(f"{name} crafted {said}, expected {known.own.dtype} of shape {tuple(known.own.shape)}")
+    return crafted, memory
+
+
+# ---------------------------------------------------------------- rows
+
+
+def usable(updates: Tensor) -> Tensor:
+    """Which rows (n,) a rule would listen to: finite and not zero."""
+    peak: Tensor = torch.linalg.vector_norm(updates, torch.inf, dim=1)
+    return torch.isfinite(peak) & (peak > 0)
+
+
+def finite(updates: Tensor) -> Tensor:
+    """The updates (n, d), zeros in place of those that hold NaN or infinity."""
+    return torch.where(usable(updates)[:, None], updates, 0)
+
+
+def units(rows: Tensor, least: float = 0.0) -> Tensor:
+    """The rows' directions (n, d); zeros where a row is not longer than `least`, or broken."""
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64).to(rows.dtype)
+    return torch.where((norm > least) & torch.isfinite(norm), rows / norm, 0)
+
+
+def outside(rows: Tensor, frame: Tensor) -> Tensor:
+    """The directions (n, d) in which rows of about unit length leave the span of orthonormal ones (k, d); zeros where they do not."""
+    return units(rows - (rows @ frame.T) @ frame, least=100 * torch.finfo(rows.dtype).eps)
+
+
+def check_level(knowledge: str) -> None:
+    if knowledge not in get_args(Level):
+        raise InputError(f"an attacker's knowledge is full or partial, not {knowledge!r}")

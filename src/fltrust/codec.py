@@ -1,0 +1,113 @@
+"""From and to TOML and JSON: a rule is {"name": "krum", "tolerate": 20}, and so is every other part of an experiment.
+
+What is written is checked against the dataclass: an unknown name or a value of another type is refused by name, never converted.
+"""
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fltrust.errors import InputError
+from fltrust.registry import Absent, Registry, known
+
+Keep = Callable[[Any, dataclasses.Field[Any]], bool]
+
+
+def plain(value: Any, keep: Keep = lambda value, field: True) -> Any:
+    """A dataclass as a mapping that JSON can hold, a registered one with its name; `keep` says which fields are written."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return [plain(item, keep) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, Absent):
+        return {"name": value.name} | {name: json.loads(written) for name, written in value.parameters}
+    registry: Registry | None = getattr(value, "registry", None)
+    named = {} if registry is None else {"name": registry.name_of(value)}
+    fields = [(getattr(value, field.name), field) for field in dataclasses.fields(value)]
+    return named | {field.name: plain(part, keep) for part, field in fields if keep(part, field)}
+
+
+def built(registry: Registry, choice: Any, told: Mapping[str, Any]) -> Any:
+    """The value that a name or a mapping {"name": ..., parameter: ...} stands for.
+
+    Parameters that are left out, and have no default or None, are `told`: the number of malicious clients, the data set's trigger.
+    """
+    if hasattr(choice, "registry"):
+        return choice
+    what = registry.singular
+    if isinstance(choice, str):
+        choice = {"name": choice}
+    if not isinstance(choice, Mapping) or "name" not in choice:
+        raise InputError(f"{what} must be a name or a table with a name, not {choice!r}")
+    name = choice["name"]
+    kind = registry.entry(name).kind
+    fields = dataclasses.fields(kind)
+    names = [field.name for field in fields]
+    if len(choice) > 1 and not names:
+        raise InputError(f"{what} {name!r} has no parameters")
+    parameters = {known(f"parameter of {name}", field, names): value for field, value in choice.items() if field != "name"}
+    unsaid = {
+        field.name: field.default
+        for field in fields
+        if field.default_factory is dataclasses.MISSING and (field.default is None or field.default is dataclasses.MISSING)
+    }
+    parameters = {field: told[field] for field in unsaid if told.get(field) is not None} | checked(kind, parameters, told)
+    for field, default in unsaid.items():
+        if field not in parameters and default is not None:
+            raise InputError(f"{what} {name!r} must be told its {field}")
+    return kind(**parameters)
+
+
+def built_or_absent(registry: Registry, written: Any) -> Any:
+    """A part of a stored experiment, in full; one whose plug-in is not loaded stays as it was written."""
+    if isinstance(written, Mapping) and isinstance(name := written.get("name"), str) and name not in registry:
+        return Absent(registry, name, tuple((field, canonical(value)) for field, value in sorted(written.items()) if field != "name"))
+    return built(registry, written, {})
+
+
+def checked(kind: type, values: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as the dataclass wants them: a number in quotes or a fraction of a client is a mistake, not something to convert."""
+    hints = get_type_hints(kind)
+    return {name: _as(hints[name], name, value, told) if name in hints else value for name, value in values.items()}
+
+
+def _as(hint: Any, name: str, value: Any, told: Mapping[str, Any]) -> Any:
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if hint is Any or (value is None and type(None) in options):
+        return value
+    for option in options:
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)  # so that 1 and 1.0 are one experiment
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            inner = get_args(option)
+            parts = [inner[0]] * len(value) if inner[-1] is ... else inner
+            if len(parts) == len(value):
+                return tuple(_as(part, name, item, told) for part, item in zip(parts, value, strict=True))
+        if get_origin(option) is Literal and isinstance(value, str):
+            return value  # which names there are is checked where they are used
+        if isinstance(registry := getattr(option, "registry", None), Registry):  # a rule within a rule
+            return built(registry, value, told)
+        if isinstance(value, Mapping) and hasattr(option, "from_dict"):
+            return option.from_dict(value)
+        if option not in (int, float) and isinstance(option, type) and isinstance(value, option):
+            return value
+    raise InputError(f"{name} cannot be {value!r}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as problem:
+        raise InputError(f"{path}: {problem.strerror}") from problem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} is not TOML: {problem}") from problem
+
+
+def canonical(value: Any) -> str:
+    """JSON in which equal values are equal texts."""
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,185 @@
+"""Every rule, attack, data set, model, split, metric and server optimiser: its name, its label, its look and its source, said once.
+
+A thing is registered where it is defined, and the command line, the report, the laws and the documentation read it here:
+
+    @RULES.register("krum", label="Krum", look=Look("orange", "s"), reference="Blanchard et al., NeurIPS 2017")
+    class Krum(Rule): ...
+
+Packages add theirs by an entry point of the group "fltrust.rules" (or .attacks, .datasets, .models ...), single files with `load_plugin`.
+This module imports nothing heavy: reading names must not wait for torch.
+"""
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from fltrust.errors import InputError
+
+Kind = TypeVar("Kind")
+
+
+class Look(NamedTuple):
+    """How a curve is drawn, the same in every picture."""
+
+    colour: str  # one of report.looks.COLOURS
+    marker: str  # matplotlib's letter for it
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one name."""
+
+    name: str
+    kind: Any  # the class, or the value itself where there is nothing to construct
+    label: str  # in tables and pictures
+    look: Look | None = None  # None: the report chooses one
+    reference: str = ""
+
+    @property
+    def summary(self) -> str:
+        """One line about it: its own `summary`, or the first line of its docstring."""
+        own = getattr(self.kind, "summary", None)
+        return own if isinstance(own, str) else (self.kind.__doc__ or "").strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A rule, an attack ... read from a file while its plug-in is not loaded: it can be named and compared, not run."""
+
+    registry: "Registry"
+    name: str
+    parameters: tuple[tuple[str, str], ...]  # the values as JSON
+
+    needs_root = True
+    idle = False
+    trigger = None
+
+
+class Registry(Mapping[str, Any]):
+    """Names of one sort and what stands behind them; the modules in `homes` are imported when a name is first asked for."""
+
+    def __init__(self, plural: str, *homes: str) -> None:
+        self.plural, self.singular, self._homes = plural, plural.removesuffix("s"), homes
+        self._entries: dict[str, Entry] = {}
+        self._broken: dict[str, str] = {}  # entry points that could not be loaded, and why
+        self._loaded = False
+
+    def register(self, name: str, *, label: str = "", look: Look | None = None, reference: str = "") -> Callable[[Kind], Kind]:
+        """A decorator that gives a class (or a value) its name."""
+
+        def add(kind: Kind) -> Kind:
+            taken = self._entries.get(name)
+            if taken is not None and _source(taken.kind) != _source(kind):
+                raise InputError(f"there is a {self.singular} {name!r} already ({_source(taken.kind)}): choose another name")
+            self._entries[name] = Entry(name, kind, label or name, look, reference)
+            return kind
+
+        return add
+
+    def entry(self, name: str) -> Entry:
+        """What is known of a name; an unknown one is refused, with the nearest known one."""
+        self._load()
+        if name in self._broken:
+            raise InputError(f"{self.singular} {name!r}: {self._broken[name]}")
+        return self._entries[known(self.singular, name, self._entries)]
+
+    def name_of(self, value: Any) -> str:
+        """The name of a value's class; a class without a name is called by its own."""
+        if isinstance(value, Absent):
+            return value.name
+        self._load()
+        return next((entry.name for entry in self._entries.values() if entry.kind is type(value)), type(value).__name__)
+
+    def label_of(self, value: Any) -> str:
+        name = self.name_of(value)
+        return self._entries[name].label if name in self._entries else name
+
+    def __getitem__(self, name: str) -> Any:
+        self._load()
+        return self._entries[name].kind
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._entries)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for home in self._homes:
+            import_module(home)
+        for point in entry_points(group=f"fltrust.{self.plural}"):
+            try:
+                kind = point.load()
+                if not any(entry.kind is kind for entry in self._entries.values()):
+                    self.register(point.name)(kind)
+            except Exception as problem:  # somebody else's package must not keep ours from working
+                self._broken[point.name] = f"the plug-in {point.value} cannot be loaded: {type(problem).__name__}: {problem}"
+
+
+def _source(kind: Any) -> str:
+    """Where a class or a function was defined: a module that is imported again defines the same."""
+    return f"{kind.__module__}.{kind.__qualname__}" if hasattr(kind, "__qualname__") else repr(kind)
+
+
+DATASETS = Registry("datasets", "fltrust.datasets")
+RULES = Registry("rules", "fltrust.rules")
+ATTACKS = Registry("attacks", "fltrust.attacks")
+MODELS = Registry("models", "fltrust.models")
+SPLITS = Registry("splits", "fltrust.tasks.splits")
+METRICS = Registry("metrics", "fltrust.metrics")
+OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")
+
+
+def load_plugin(path: Path) -> None:
+    """Imports a Python file, which registers what it defines. Loading it twice is the same as once."""
+    path = path.resolve()
+    name = f"fltrust_plugin_{path.stem}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path):
+        return
+    if not path.is_file():
+        raise InputError(f"there is no plug-in {path}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except InputError as problem:
+        del sys.modules[name]
+        raise InputError(f"the plug-in {path}: {problem}") from problem
+    except Exception as problem:
+        del sys.modules[name]
+        raise InputError(f"the plug-in {path} cannot be loaded: {_where(problem, path)}{type(problem).__name__}: {problem}") from problem
+
+
+def _where(problem: BaseException, path: Path) -> str:
+    """The line of the file in which it happened."""
+    line, trace = 0, problem.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"line {line}: " if line else ""
+
+
+def known(what: str, name: str, names: Collection[str]) -> str:
+    """The name, if it is one of the names; else an error that helps."""
+    if isinstance(name, str) and name in names:
+        return name
+    begun = [longer for longer in names if name and longer.startswith(str(name))]
+    near = " or ".join(map(repr, begun or difflib.get_close_matches(str(name), list(names), n=1)))
+    raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names)}"))

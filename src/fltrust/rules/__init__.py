@@ -1,0 +1,42 @@
+"""Aggregation rules: how the server turns what n clients sent into one update. One file per family; `rule.py` says what a rule is."""
+
+from fltrust.registry import RULES
+from fltrust.rules.rows import cosines, norms, sq_distances, trust_scores
+from fltrust.rules.rule import Aggregate, Received, Rule, take_step
+
+# The families, in the order in which tables list them.
+# isort: off
+from fltrust.rules.mean import FedAvg
+from fltrust.rules.krum import Krum, krum_scores
+from fltrust.rules.coordinate import Median, TrimmedMean
+from fltrust.rules.accumulate import TrustAccumulator
+from fltrust.rules.trust import FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustParNorm, FLTrustServer, FLTrustWithServer
+from fltrust.rules.clipping import CentredClipping
+from fltrust.rules.history import FoolsGold
+# isort: on
+
+__all__ = [
+    "RULES",
+    "Aggregate",
+    "CentredClipping",
+    "FLTrust",
+    "FLTrustNoNorm",
+    "FLTrustNoReLU",
+    "FLTrustParNorm",
+    "FLTrustServer",
+    "FLTrustWithServer",
+    "FedAvg",
+    "FoolsGold",
+    "Krum",
+    "Median",
+    "Received",
+    "Rule",
+    "TrimmedMean",
+    "TrustAccumulator",
+    "cosines",
+    "krum_scores",
+    "norms",
+    "sq_distances",
+    "take_step",
+    "trust_scores",
+]

@@ -1,0 +1,48 @@
+"""Rules that remember each client: what it sent in earlier rounds counts too."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fltrust.registry import RULES
+from fltrust.rules.rows import divisor, finite, gram, measure, weighted_sum
+from fltrust.rules.rule import Aggregate, Received, Rule
+
+
+@RULES.register("foolsgold", label="FoolsGold", reference="Fung, Yoon, Beschastnikh, RAID 2020")
+@dataclass(frozen=True)
+class FoolsGold(Rule):
+    """The mean of the updates, in which clients whose histories look alike share one voice (Fung et al. 2020).
+
+    M_i is the sum of all that client i has sent. c_ij = cos(M_i, M_j), c_ii = 0; v_i = max_j c_ij + 1e-5; where v_i < v_j,
+    c_ij is multiplied by v_i / v_j. a_i = 1 - max_j c_ij, cut to [0, 1], divided by the largest, at most 0.99; then
+    a_i = ln(a_i / (1 - a_i) + 1e-5) + 0.5, cut to [0, 1]. The result is sum_i a_i x_i / sum_i a_i; the authors do not divide.
+
+    The largest a_i is always made 1, so a single client that resembles nobody can take over: a weakness of the rule, kept.
+    """
+
+    needs_ids = True
+
+    def init(self, num_clients: int, like: Tensor) -> Tensor:
+        return like.new_zeros(num_clients, like.numel())  # (N, d)
+
+    def step(self, received: Received, memory: Tensor) -> tuple[Aggregate, Tensor]:
+        updates, ids = received.updates, received.client_ids
+        assert ids is not None  # take_step has seen to it
+        rows = measure(updates)
+        memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], updates, 0))
+        history = memory.index_select(0, ids)  # (n, d)
+        known = measure(history)
+        counts = rows.usable & known.usable  # a client whose history has overflowed is out for good
+        direction = 1 / torch.where(counts, known.norm, torch.inf)  # (n,)
+        alike = gram(torch.where(counts[:, None], history, 0)) * direction[:, None] * direction  # (n, n)
+        alike = alike.fill_diagonal_(0).clamp(-1, 1)
+        most = torch.where(counts, alike.amax(1), -1) + 1e-5  # (n,): v
+        pardon = torch.where(most[:, None] < most, most[:, None] / most, 1)
+        voice = torch.where(counts, 1 - (alike * pardon).amax(1), 0).clamp(0, 1)
+        voice = (voice / divisor(voice.amax())).clamp(max=0.99)
+        voice = torch.where(counts, ((voice / (1 - voice) + 1e-5).log() + 0.5).clamp(0, 1), 0)
+        shares = voice / divisor(voice.sum())
+        update = finite(weighted_sum(updates, rows, shares * rows.norm), updates)
+        return Aggregate(update, shares.to(updates.dtype)), memory

@@ -1,0 +1,29 @@
+"""Plain averages."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fltrust.registry import RULES, Look
+from fltrust.rules.rows import divisor, finite, measure, weighted_sum
+from fltrust.rules.rule import Aggregate, Received, Rule
+
+
+@RULES.register("fedavg", label="FedAvg", look=Look("grey", "o"), reference="McMahan et al., AISTATS 2017")
+@dataclass(frozen=True)
+class FedAvg(Rule):
+    """The mean of the updates, weighted by the clients' numbers of examples (McMahan et al. 2017): g = sum_i |D_i| / N g_i.
+
+    `by_size=False` is the plain mean (the released code's).
+    """
+
+    by_size: bool = True
+
+    def aggregate(self, received: Received) -> Aggregate:
+        updates, sizes = received.updates, received.sizes
+        rows = measure(updates)
+        weight = rows.usable.double() if sizes is None or not self.by_size else torch.where(rows.usable, sizes, 0).double()
+        weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
+        weight = weight / weight.amax().clamp(min=1)
+        shares = weight / divisor(weight.sum())
+        return Aggregate(finite(weighted_sum(updates, rows, shares * rows.norm), updates), shares.to(updates.dtype))

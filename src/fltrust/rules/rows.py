@@ -1,0 +1,231 @@
+"""Arithmetic on the rows of an (n, d) tensor of updates: what the rules compute with.
+
+A row that holds NaN or infinity and a row of zeros are not usable: every rule leaves them out. Sums are in float64. Nothing here
+looks at values to choose a path on a GPU, so a round can be captured as a CUDA graph.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+
+_BLOCK = 1 << 22  # values of (n, d) that are held in float64 at a time
+LARGEST = torch.finfo(torch.float64).max
+
+
+class Rows(NamedTuple):
+    """What is known of each row: row = scale * (a vector of that length), scaled so that no square overflows or vanishes."""
+
+    usable: Tensor  # (n,) bool
+    scale: Tensor  # (n,) float64, infinite where not usable
+    length: Tensor  # (n,) float64, 0 where not usable
+    cosine: Tensor  # (n,) float64, with the direction asked for; 0 where not usable
+
+    @property
+    def norm(self) -> Tensor:
+        return torch.where(self.usable, self.scale * self.length, 0).clamp(max=LARGEST)  # (n,)
+
+
+@cache
+def _cpu_kernels() -> ModuleType | None:
+    try:
+        from fltrust.fast import cpu
+    except (ImportError, RuntimeError):  # no numba, or no place where it could keep compiled code
+        return None
+    return cpu
+
+
+@cache
+def _gpu_kernels() -> ModuleType | None:
+    try:
+        from fltrust.fast import gpu
+    except ImportError:  # no Triton
+        return None
+    return gpu
+
+
+def _kernels(updates: Tensor) -> ModuleType | None:
+    """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
+    plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
+    if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # the kernels count clients in 16 bits
+        return _cpu_kernels()
+    if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
+        return _gpu_kernels()
+    return None
+
+
+def _column_blocks(updates: Tensor) -> Iterator[slice]:
+    n, d = updates.shape
+    width = max(1, _BLOCK // n)
+    return (slice(start, min(start + width, d)) for start in range(0, d, width))
+
+
+def _peak(updates: Tensor) -> Tensor:
+    """The largest absolute value of each row, in float64; NaN if there is one."""
+    return torch.maximum(updates.amax(dim=-1), -updates.amin(dim=-1)).double()
+
+
+def _scaled(updates: Tensor, scale: Tensor) -> Tensor:
+    """Rows divided by their scale, in float64; rows of infinite scale become zeros, whatever they hold."""
+    return torch.div(updates, scale[:, None]).nan_to_num_(0, 0, 0)
+
+
+def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
+    """Which rows are usable, how long they are, and their cosine with a direction (d,) of norm 1: one read, sums in float64."""
+    if kernels := _kernels(updates):
+        along, squares = kernels.row_sums(updates, direction)
+        usable = torch.isfinite(squares) & (squares > 0)
+        scale = torch.where(usable, 1.0, torch.inf).double()  # float32 values squared never leave float64's range
+        along, squares = torch.where(usable, along, 0), torch.where(usable, squares, 0)
+    else:
+        peak = _peak(updates)
+        usable = torch.isfinite(peak) & (peak > 0)
+        scale = torch.where(usable, peak, torch.inf)
+        along, squares = torch.zeros_like(peak), torch.zeros_like(peak)
+        for columns in _column_blocks(updates):
+            block = _scaled(updates[:, columns], scale)
+            if direction is not None:
+                along += block @ direction[columns]
+            squares += torch.einsum("nd,nd->n", block, block)
+    length = squares.sqrt()
+    cosine = torch.where(usable, along / length, 0).clamp(-1, 1)
+    return Rows(usable, scale, length, cosine)
+
+
+def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:
+    """The update's direction (d,), of norm 1, and its norm, both in float64; both zero if it is not usable."""
+    row = measure(update[None])
+    return _scaled(update[None], row.scale)[0].div_(torch.where(row.usable, row.length, 1)), row.norm[0]
+
+
+def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
+    """The sum (d,), in float64, of the rows, each brought to the norm (n,) that is given for it (negative: turned round)."""
+    factor = torch.where(rows.usable, norm / rows.length, 0)  # (n,) of row / scale
+    if kernels := _kernels(updates):
+        return torch.as_tensor(kernels.weighted_sum(updates, factor))
+    return torch.cat([factor @ _scaled(updates[:, columns], rows.scale) for columns in _column_blocks(updates)])
+
+
+def trusted_sum(
+    updates: Tensor, root_update: Tensor, least_trust: float = 0.0, stretch: tuple[float, float] = (0.0, torch.inf)
+) -> tuple[Tensor, Tensor]:
+    """FLTrust's sum (d,) before it is divided by the sum of trust, and the trust (n,), both in float64.
+
+    The trust is the cosine with the root update, at least `least_trust`. Each row is brought to the norm of the root update, but made
+    longer or shorter by a factor within `stretch` only.
+    """
+    if updates.device.type == "cpu" and (kernels := _kernels(updates)):  # one read of memory for both sums below
+        total, trust = kernels.trusted_sum(updates, root_update, least_trust, stretch)
+        return total, trust
+    direction, root_norm = direction_and_norm(root_update)
+    rows = measure(updates, direction)
+    trust = rows.cosine.clamp(min=least_trust)
+    norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
+    return weighted_sum(updates, rows, trust * norm), trust
+
+
+def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
+    """Per coordinate, the mean (d,) of the usable values without the `trim` smallest and largest; of the middle one or two if None."""
+    if kernels := _kernels(updates):
+        return torch.as_tensor(kernels.ranked_mean(updates, usable, trim))
+    n = len(updates)
+    count = usable.sum()
+    rank = torch.arange(n, device=updates.device)
+    drop = ((count - 1) // 2).clamp(min=0) if trim is None else trim
+    kept = (rank >= drop) & (rank < count - drop)  # (n,)
+    share = kept.double() / kept.sum().clamp(min=1)
+    means = []
+    for columns in _column_blocks(updates):
+        values = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
+        means.append(share @ torch.where(kept[:, None], values, 0).double())
+    return torch.cat(means)
+
+
+def finite(update: Tensor, like: Tensor) -> Tensor:
+    """Back from float64: whatever happened, a finite update."""
+    largest = torch.finfo(like.dtype).max
+    return update.to(like.dtype).nan_to_num_(0, largest, -largest)
+
+
+def norms(updates: Tensor) -> Tensor:
+    """The rows' Euclidean norms (n,); NaN or infinite where the row is."""
+    check(updates)
+    rows = measure(updates)
+    return torch.where(rows.usable, rows.norm, _peak(updates)).to(updates.dtype)
+
+
+def cosines(updates: Tensor, root_update: Tensor) -> Tensor:
+    """The cosine (n,) of each row with the root update; 0 where either is not usable."""
+    check(updates, root_update)
+    return measure(updates, direction_and_norm(root_update)[0]).cosine.to(updates.dtype)
+
+
+def trust_scores(updates: Tensor, root_update: Tensor) -> Tensor:
+    """FLTrust's trust (n,), TS_i = ReLU(cos(g_i, g_0)): equation 2 of the paper."""
+    return cosines(updates, root_update).relu()
+
+
+def gram(updates: Tensor) -> Tensor:
+    """The rows' inner products (n, n), in float64; exactly symmetric."""
+    if kernels := _kernels(updates):
+        products: Tensor = kernels.gram(updates)
+    else:
+        products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
+        for columns in _column_blocks(updates):
+            block = updates[:, columns].double()
+            products.addmm_(block, block.T)
+    return products.tril() + products.tril(-1).T  # only what is below the diagonal counts beside it
+
+
+def sq_distances(updates: Tensor) -> Tensor:
+    """Squared distances (n, n) between rows, in float64, from one Gram matrix; infinite where not finite, 0 on the diagonal.
+
+    Exactly symmetric, so that two nearest neighbours of each other tie.
+    """
+    check(updates)
+    products = gram(updates)
+    squares = products.diagonal()
+    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_(min=0)
+    return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
+
+
+def median_of(values: Tensor, usable: Tensor) -> Tensor:
+    """The median () of the usable values (n,), of an even number the mean of the two in the middle; 0 if there is none."""
+    count = usable.sum()
+    ordered = torch.where(usable, values, torch.inf).sort().values
+    middle = ordered.take(torch.stack(((count - 1) // 2, count // 2)).clamp(0, len(values) - 1))
+    return torch.where(count > 0, middle.mean(), 0)
+
+
+def check(updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> None:
+    if not isinstance(updates, Tensor):
+        raise InputError(f"updates must be a torch tensor with one row per client, not a {type(updates).__name__}")
+    if updates.ndim != 2 or updates.shape[1] == 0:
+        raise InputError(f"updates must be a matrix with one row per client, not of shape {tuple(updates.shape)}")
+    n, d = updates.shape
+    if n == 0:
+        raise InputError("there are no updates: a rule needs at least one")
+    if updates.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"updates must be float32 or float64, not {updates.dtype}")
+    if root_update is not None:
+        check_like(root_update, (d,), updates, "the root update")
+    if sizes is not None and sizes.shape != (n,):
+        raise InputError(f"sizes must hold one number for each of the {n} clients, not be of shape {tuple(sizes.shape)}")
+
+
+def check_like(tensor: Tensor, shape: tuple[int, ...], like: Tensor, name: str) -> None:
+    """Refuses a tensor that has not this shape, or that differs from another in dtype or device."""
+    if tensor.shape != shape:
+        raise InputError(f"{name} must have the shape {tuple(shape)}, not {tuple(tensor.shape)}")
+    if (tensor.dtype, tensor.device) != (like.dtype, like.device):
+        raise InputError(f"{name} must be {like.dtype} on {like.device}, not {tensor.dtype} on {tensor.device}")
+
+
+def divisor(total: Tensor) -> Tensor:
+    """What weights are divided by to get shares; infinite if they sum to zero: then no share at all, not NaN and not a uniform one."""
+    return torch.where(total != 0, total, torch.inf)

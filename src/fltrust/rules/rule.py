@@ -1,0 +1,126 @@
+"""What a rule is, what it sees (`Received`) and what it returns (`Aggregate`).
+
+n clients take part in a round, of N in the federation; d parameters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.registry import RULES, Registry
+from fltrust.rules.rows import check, check_like
+from fltrust.state import Memory
+
+
+class Aggregate(NamedTuple):
+    """What a rule returns."""
+
+    update: Tensor  # (d,) the global update
+    shares: Tensor | None  # (n,) how much of it each client contributed; None for rules that work coordinate by coordinate
+
+
+@dataclass(frozen=True)
+class Received:
+    """All that the server knows when it aggregates: the server's view as a type."""
+
+    updates: Tensor  # (n, d): a row per client, a change of weights
+    root_update: Tensor | None = None  # (d,): the server's own update, from its root set
+    sizes: Tensor | None = None  # (n,): how many training examples each client says it has
+    client_ids: Tensor | None = None  # (n,) int64 in 0..N-1: who sent which row; None where clients are anonymous
+    round: Tensor | None = None  # () int64: the first round is 1; a tensor, since a CUDA graph is captured in one round for all
+    generator: torch.Generator | None = None  # randomness of this round, on the updates' device
+    weights: Tensor | None = None  # (d,): the global model that the clients started from
+    root_loss: Callable[[Tensor], Tensor] | None = None  # models (k, d) -> their losses (k,) on the root set
+
+    def __post_init__(self) -> None:
+        check(self.updates, self.root_update, self.sizes)
+        n, d = self.updates.shape
+        if self.client_ids is not None and (self.client_ids.shape != (n,) or self.client_ids.dtype != torch.int64):
+            raise InputError(f"client_ids must be {n} whole numbers (int64), not {self.client_ids.dtype} {tuple(self.client_ids.shape)}")
+        if self.weights is not None:
+            check_like(self.weights, (d,), self.updates, "the global weights")
+
+
+class Accumulator(Protocol):
+    """A rule that takes updates as they arrive, some at a time: memory for one update however many clients there are."""
+
+    @property
+    def count(self) -> int: ...
+    def add(self, update: Tensor) -> float: ...
+    def add_many(self, updates: Tensor) -> Tensor: ...
+    def result(self) -> Aggregate: ...
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An aggregation rule: a frozen dataclass whose fields are its parameters.
+
+    A rule without memory writes `aggregate`. A rule with memory writes `init`, which gives the memory before the first round, and
+    `step`, which takes it and returns the next; it never changes the memory that it was given. A rule must leave out unusable rows
+    (`rows.measure(updates).usable`), must not look at values to choose a path (a GPU captures the round as a CUDA graph) unless it
+    says `on_host`, and returns the zero update when it trusts nobody.
+    """
+
+    registry: ClassVar[Registry] = RULES
+    needs_root: ClassVar[bool] = False  # the root update
+    needs_ids: ClassVar[bool] = False  # to know which client sent a row, in every round
+    needs_weights: ClassVar[bool] = False  # the global model
+    needs_root_loss: ClassVar[bool] = False  # to try models on the root set
+    by_coordinate: ClassVar[bool] = False  # has no shares: each coordinate may take another client's value
+    on_host: ClassVar[bool] = False  # computes on the CPU, so the round cannot be a CUDA graph
+
+    def init(self, num_clients: int, like: Tensor) -> Memory:
+        """The memory before the first round, for a federation of N clients and a model like `like` (d,)."""
+        return ()
+
+    def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
+        """One round: what the rule makes of what the server received, and what it remembers of it."""
+        return self.aggregate(received), memory
+
+    def aggregate(self, received: Received) -> Aggregate:
+        """The rule itself, where it needs no memory."""
+        raise InputError(f"{type(self).__name__} must define aggregate(received), or init and step if it has a memory")
+
+    def accumulator(self, root_update: Tensor) -> Accumulator | None:
+        """The same rule for updates that arrive one after the other; None if it needs all of them at once."""
+        return None
+
+    @property
+    def has_memory(self) -> bool:
+        return type(self).init is not Rule.init
+
+    def __call__(self, updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> Aggregate:
+        """The rule on a tensor of updates, without a federation around it: `update, shares = Krum(tolerate=2)(updates)`."""
+        if self.has_memory:
+            raise InputError(f"{type(self).__name__} remembers earlier rounds: call step(Received(updates, ...), memory)")
+        return take_step(self, Received(updates, root_update, sizes), ())[0]
+
+
+def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
+    """rule.step, with what the rule needs and what it returns checked: a rule may be a user's own."""
+    name = type(rule).__name__
+    for needed, there, what in (
+        (rule.needs_root, received.root_update, "a root update"),
+        (rule.needs_ids, received.client_ids, "to know which client sent which update"),
+        (rule.needs_weights, received.weights, "the global model"),
+        (rule.needs_root_loss, received.root_loss, "a loss on the root set"),
+    ):
+        if needed and there is None:
+            raise InputError(f"{name} needs {what} and got none")
+    with torch.no_grad():
+        result = rule.step(received, memory)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Aggregate)):
+        raise InputError(f"{name}.step must return (Aggregate, memory), not {type(result).__name__}")
+    aggregate, memory = result
+    n, d = received.updates.shape
+    for what, part, shape in (("update", aggregate.update, (d,)), ("shares", aggregate.shares, (n,))):
+        if part is None and what == "shares":
+            continue
+        if not isinstance(part, Tensor) or part.shape != shape or part.dtype != received.updates.dtype:
+            said = f"{part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
+            raise InputError(f"{name} returned {said} as {what}, expected {received.updates.dtype} of shape {shape}")
+    return aggregate, memory

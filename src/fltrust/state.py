@@ -1,0 +1,70 @@
+"""The carry: all that one round hands to the next. It is a value: it can be stored, copied, restored, and tried without being moved.
+
+A memory is a tensor, or a (named) tuple of memories; `()` is no memory. A (N, d) tensor in it has a row per client of the federation.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+
+Memory = Any  # Tensor | tuple[Memory, ...]
+Tree = TypeVar("Tree")
+
+
+class State(NamedTuple):
+    weights: Tensor  # (d,): the global model
+    rule: Memory = ()
+    attack: Memory = ()
+    clients: Memory = ()  # their momentum
+    server: Memory = ()  # its optimiser's
+
+
+def leaves(memory: Memory, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its name: `weights`, `rule.centre`, `server.1` ..."""
+    if isinstance(memory, Tensor):
+        yield name, memory
+        return
+    fields = getattr(memory, "_fields", range(len(memory)))
+    for field, part in zip(fields, memory, strict=True):
+        yield from leaves(part, f"{name}.{field}" if name else str(field))
+
+
+def rebuilt(memory: Tree, tensors: Iterator[Tensor]) -> Tree:
+    """The same structure with other tensors, in the order of `leaves`."""
+    if isinstance(memory, Tensor):
+        return next(tensors)  # type: ignore[return-value]
+    parts = [rebuilt(part, tensors) for part in memory]  # type: ignore[attr-defined]
+    make: Any = getattr(memory, "_make", tuple)
+    return make(parts)  # type: ignore[no-any-return]
+
+
+def copied(memory: Tree, device: torch.device | str | None = None) -> Tree:
+    """A copy that shares nothing with the original."""
+    return rebuilt(memory, (leaf.to(device=device or leaf.device, copy=True) for _, leaf in leaves(memory)))
+
+
+def move_into(target: Memory, source: Memory) -> None:
+    """Writes a memory's values into another of the same structure, whose tensors stay where they are (a CUDA graph's do)."""
+    for (_, old), (_, new) in zip(leaves(target), leaves(source), strict=True):
+        if old is not new:
+            old.copy_(new)
+
+
+def restored(like: Tree, saved: Mapping[str, Tensor], source: object) -> Tree:
+    """A memory read back. What was saved for another rule, attack, model or number of clients is refused by name."""
+    expected = dict(leaves(like))
+    for name in sorted(expected.keys() ^ saved.keys()):
+        what = "lacks" if name in expected else "holds something else:"
+        raise InputError(f"{source} is of another experiment: it {what} {name!r}")
+    for name, leaf in expected.items():
+        there = saved[name]
+        if (there.shape, there.dtype) != (leaf.shape, leaf.dtype):
+            raise InputError(
+                f"{source} is of another experiment: {name!r} is {there.dtype} of shape {tuple(there.shape)}, "
+                f"expected {leaf.dtype} of shape {tuple(leaf.shape)}"
+            )
+    return rebuilt(like, (saved[name].to(leaf.device) for name, leaf in expected.items()))

@@ -1,0 +1,75 @@
+"""An experiment's task: loads the data, sets the root set aside, splits the rest over the clients, poisons the malicious clients' share."""
+
+from collections.abc import Callable
+
+import torch
+
+from fltrust import datasets
+from fltrust.datasets import Examples
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.models import initialise
+from fltrust.randomness import stream
+from fltrust.registry import MODELS
+from fltrust.rules.rule import Received, take_step
+from fltrust.tasks.splits import partition
+from fltrust.tasks.task import Task, standardised
+
+
+def build_task(
+    run: Experiment,
+    *,
+    device: str = "cpu",
+    data_dir: str | None = None,
+    load: Callable[[str, str | None], Examples] = datasets.examples_of,
+) -> Task:
+    """The task of an experiment on a registered data set. Who builds many tasks gives a `load` that remembers what it has read."""
+    _try_rule(run)
+    examples = load(run.dataset, data_dir)
+    if run.num_clients > len(examples.train_labels):
+        raise InputError(f"{run.num_clients:,} clients for {len(examples.train_labels):,} examples: there cannot be more of them")
+    held = partition(
+        examples.train_labels,
+        examples.owners,
+        num_clients=run.num_clients,
+        num_classes=examples.num_classes,
+        bias=run.bias,
+        root_size=run.root_size,
+        root_bias=run.root_bias,
+        root_sampling=run.root_sampling,
+        rng=stream(run.seed, "partition"),
+    )
+    shuffled = stream(run.seed, "malicious").permutation(run.num_clients)  # so that chance decides who is malicious
+    network = MODELS.entry(run.model).kind(examples.train.shape[1:], examples.num_classes)
+    train, test = standardised(examples.train, examples.test) if run.standardise else (examples.train, examples.test)
+    return Task.from_arrays(
+        train,
+        examples.train_labels,
+        test,
+        examples.test_labels,
+        clients=[held.clients[i] for i in shuffled],
+        root=held.root,
+        model=initialise(network, stream(run.seed, "weights"), run.initialisation),
+        num_classes=examples.num_classes,
+        malicious=run.malicious,
+        attack=run.attack,
+        device=device,
+        files=examples.files,
+        warnings=examples.warnings,
+    )
+
+
+def _try_rule(run: Experiment) -> None:
+    """A rule that cannot work with so many clients says so before any work."""
+    n, one = run.clients_per_round, torch.ones(1)
+    received = Received(
+        torch.ones(n, 1),
+        root_update=one,
+        sizes=torch.ones(n),
+        client_ids=torch.arange(n),
+        round=torch.ones((), dtype=torch.int64),
+        generator=torch.Generator(),
+        weights=one,
+        root_loss=lambda models: models.sum(1),
+    )
+    take_step(run.rule, received, run.rule.init(run.num_clients, one))

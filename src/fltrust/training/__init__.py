@@ -1,0 +1,1 @@
+"""Training: what clients and the server compute in a round."""

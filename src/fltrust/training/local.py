@@ -1,0 +1,182 @@
+"""Local training of all clients at once: Algorithm 1 (ModelUpdate) for n clients side by side.
+
+n clients (the root set is the case n = 1), R local steps, b examples per batch, d parameters.
+
+There are several ways to compute the same; each is registered with what it can do, and the first that fits is taken.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fltrust import threads
+from fltrust.errors import InputError
+from fltrust.models import CNN, PAPER_CNN, LogisticRegression, Model, flatten, trainable
+from fltrust.objectives import CrossEntropy, Objective
+
+
+class Job(NamedTuple):
+    """What is to be computed: R steps of SGD for each of n clients."""
+
+    model: Model
+    weights: Tensor  # (d,)
+    inputs: Tensor  # (n, R, b, ...)
+    targets: Tensor  # (n, R, b, ...)
+    loss_weights: Tensor  # (n, R, b)
+    lr: float
+    precision: str
+    objective: Objective
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.weights.device.type == "cpu"
+
+    @property
+    def single_step(self) -> bool:
+        return self.inputs.shape[1] == 1
+
+    @property
+    def one_class_each(self) -> bool:
+        return self.objective == CrossEntropy() and self.targets.dim() == 3
+
+
+Way = Callable[[Job], Tensor]
+_WAYS: list[tuple[Callable[[Job], bool], Way]] = []
+
+
+def way(fits: Callable[[Job], bool]) -> Callable[[Way], Way]:
+    """Registers a way to compute the clients' updates, for the jobs that it fits; those registered first are tried first."""
+
+    def add(compute: Way) -> Way:
+        _WAYS.append((fits, compute))
+        return compute
+
+    return add
+
+
+def local_updates(
+    model: Model,
+    weights: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_weights: Tensor,
+    lr: float,
+    precision: str = "float32",
+    objective: Objective = CrossEntropy(),  # noqa: B008
+) -> Tensor:
+    """(n, d): what each client's weights changed by in R steps of SGD from `weights` (d,).
+
+    inputs (n, R, b, ...), targets (n, R, b, ...); loss_weights (n, R, b): a batch's loss is the sum of loss_weights * loss.
+    precision is how a GPU multiplies in the one pass that all clients share: "float32", "tf32" or "float16".
+    """
+    job = Job(model, weights, inputs, targets, loss_weights, lr, precision, objective)
+    return next(compute for fits, compute in _WAYS if fits(job))(job)
+
+
+def _fits_closed_form(job: Job) -> bool:
+    linear = type(job.model.module) is LogisticRegression and len(job.model.names) == 2
+    return job.on_cpu and job.single_step and linear and job.one_class_each
+
+
+@way(_fits_closed_form)
+def _in_closed_form(job: Job) -> Tensor:
+    """(n, d) for logistic regression, whose gradient has a closed form: sum_j a_j (softmax(W x_j + b) - y_j) x_j^T.
+
+    Products of one client at a time, so that its bits depend neither on the others nor on the number of cores.
+    """
+    features, labels, scale = job.inputs[:, 0].flatten(2), job.targets[:, 0], -job.lr * job.loss_weights[:, 0]  # (n, b, F), (n, b), (n, b)
+    matrix, bias = job.model.split(job.weights)  # (M, F), (M,)
+    logits = torch.bmm(features, matrix.T.expand(len(features), -1, -1)) + bias  # (n, b, M)
+    wrong = logits.softmax(2)
+    wrong.scatter_add_(2, labels[..., None], wrong.new_tensor(-1.0).expand(*labels.shape, 1))
+    wrong *= scale[..., None]
+    return torch.cat((torch.bmm(wrong.transpose(1, 2), features).flatten(1), wrong.sum(1)), 1)
+
+
+@way(lambda job: job.on_cpu)
+def _threads_over_clients(job: Job) -> Tensor:
+    model, weights = job.model, job.weights
+    updates = torch.empty(len(job.inputs), model.d, dtype=weights.dtype)
+
+    def train(clients: Sequence[int]) -> None:
+        module = copy.deepcopy(model.module).to(weights.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for i in clients:
+            update = updates[i].zero_()
+            for step in range(job.inputs.shape[1]):
+                with torch.no_grad():
+                    for parameter, part in zip(trainable(module), model.split(weights + update), strict=True):
+                        parameter.copy_(part)
+                batch = job.inputs[i, step], job.targets[i, step], job.loss_weights[i, step]
+                update.sub_(_gradient(module, job.objective, *batch), alpha=job.lr)
+
+    workers = min(threads.cores(), len(updates))
+    threads.each(train, [range(first, len(updates), workers) for first in range(workers)])
+    return updates
+
+
+def _gradient(module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
+    used = loss_weights != 0
+    if not used.any():  # a client without examples learns nothing
+        return torch.zeros(sum(parameter.numel() for parameter in trainable(module)), dtype=loss_weights.dtype)
+    if not used.all():  # batch norm must not see what only fills up a batch
+        inputs, targets, loss_weights = inputs[used], targets[used], loss_weights[used]
+    if inputs.dim() == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    loss = (objective.loss(module(inputs), targets) * loss_weights).sum()
+    return flatten(torch.autograd.grad(loss, trainable(module), allow_unused=True, materialize_grads=True))
+
+
+# On the GPU, a single step starts from the same weights for all: one pass over all examples, only the weights' gradients per client.
+
+
+def _fits_shared_pass(job: Job) -> bool:
+    """Whether the shared pass knows all of the network's layers, tried once on one client's batch."""
+    if not (job.single_step and job.one_class_each):
+        return False
+    model = job.model
+    if model.shares_pass is None and len(model.names) < len(list(model.module.parameters())):
+        model.shares_pass = False  # some are frozen
+    if model.shares_pass is None:
+        try:
+            _one_shared_pass(job._replace(inputs=job.inputs[:1], targets=job.targets[:1], loss_weights=job.loss_weights[:1]))
+            model.shares_pass = True
+        except (ImportError, InputError):  # no Triton, or a layer that it does not know
+            model.shares_pass = False
+    return model.shares_pass
+
+
+@way(_fits_shared_pass)
+def _one_shared_pass(job: Job) -> Tensor:
+    """(n, d): the clients' gradients of the weighted loss."""
+    from fltrust.fast.cnn_gradients import cnn_gradients
+    from fltrust.fast.shared_gradients import shared_gradients
+
+    model, images, labels = job.model, job.inputs[:, 0], job.targets[:, 0]
+    scale = -job.lr * job.loss_weights[:, 0]
+    largest = scale.abs().amax().clamp(min=1e-30)
+    scale = scale / largest  # so that float16 holds what flows back, however small the learning rate
+    if isinstance(model.module, CNN) and model.d == PAPER_CNN and images.shape[2:] == (1, 28, 28):
+        return cnn_gradients(job.weights, images, labels, scale, job.precision).mul_(largest)
+    return shared_gradients(model.module, job.weights, images, labels, scale, job.precision).mul_(largest)
+
+
+# Several steps on the GPU: each client's own weights, as one batched computation.
+
+
+@way(lambda job: True)
+def _batched_clients(job: Job) -> Tensor:
+    def loss(local: Tensor, inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
+        return (job.objective.loss(job.model.outputs(local, inputs), targets) * loss_weights).sum()
+
+    def train(inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
+        update = torch.zeros_like(job.weights)
+        for step in range(inputs.shape[0]):
+            update = update - job.lr * grad(loss)(job.weights + update, inputs[step], targets[step], loss_weights[step])
+        return update
+
+    updates: Tensor = vmap(train)(job.inputs, job.targets, job.loss_weights)
+    return updates

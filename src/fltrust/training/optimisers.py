@@ -1,0 +1,92 @@
+"""The server's optimiser: what it makes of the aggregate before it moves the model. The robust rule comes first, the optimiser after."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.registry import OPTIMISERS, Registry
+from fltrust.state import Memory
+
+
+@dataclass(frozen=True)
+class ServerOptimiser:
+    """`init` gives its memory before the first round; `step` turns the aggregated update (d,) into a direction (d,) and the next memory.
+
+    The model then moves by global_lr times that direction.
+    """
+
+    registry: ClassVar[Registry] = OPTIMISERS
+
+    def init(self, like: Tensor) -> Memory:
+        return ()
+
+    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        raise InputError(f"{type(self).__name__} must define step(update, memory)")
+
+
+@OPTIMISERS.register("sgd", label="SGD")
+@dataclass(frozen=True)
+class SGD(ServerOptimiser):
+    """The aggregate as it is: the model moves by global_lr times it."""
+
+    def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        return update, memory
+
+
+@OPTIMISERS.register("momentum", label="server momentum", reference="Hsu, Qi, Brown 2019 (FedAvgM)")
+@dataclass(frozen=True)
+class Momentum(ServerOptimiser):
+    """v <- beta v + g; the model moves along v (Hsu et al. 2019, FedAvgM)."""
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_beta("beta", self.beta)
+
+    def init(self, like: Tensor) -> Tensor:
+        return torch.zeros_like(like)
+
+    def step(self, update: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        velocity = self.beta * memory + update
+        return velocity, velocity
+
+
+class Moments(NamedTuple):
+    first: Tensor  # (d,)
+    second: Tensor  # (d,)
+
+
+@OPTIMISERS.register("adam", label="server Adam", reference="Reddi et al., ICLR 2021 (FedAdam)")
+@dataclass(frozen=True)
+class Adam(ServerOptimiser):
+    """m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2; the model moves along m / (sqrt(v) + tau) (Reddi et al. 2021, FedAdam).
+
+    As there, without bias correction; tau is how adaptive it is, in the units of the aggregate.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_beta("beta1", self.beta1)
+        _check_beta("beta2", self.beta2)
+        if not 0 < self.tau < math.inf:
+            raise InputError(f"Adam's tau must be a positive number, not {self.tau}")
+
+    def init(self, like: Tensor) -> Moments:
+        return Moments(torch.zeros_like(like), torch.zeros_like(like))
+
+    def step(self, update: Tensor, memory: Moments) -> tuple[Tensor, Moments]:
+        first = self.beta1 * memory.first + (1 - self.beta1) * update
+        second = self.beta2 * memory.second + (1 - self.beta2) * update.square()
+        return first / (second.sqrt() + self.tau), Moments(first, second)
+
+
+def _check_beta(name: str, beta: float) -> None:
+    if not 0 <= beta < 1:
+        raise InputError(f"{name} must be at least 0 and below 1, not {beta}")

@@ -1,0 +1,49 @@
+"""Triggers of a backdoor: patterns that shall make a model answer what the attacker wants."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from fltrust.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A pattern that shall make the model answer `target`: the features at `where` are set to `value`."""
+
+    where: tuple[tuple[int, ...], ...]  # (row, column) of pixels, set in all channels; (feature,) of vectors
+    value: float
+    target: int
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> "Trigger":
+        """A trigger as it stands in a file: {"where": [[26, 26], ...], "value": 1.0, "target": 0}."""
+        names = [field.name for field in fields(cls)]
+        if sorted(written) != sorted(names):
+            raise InputError(f"a trigger has the fields {', '.join(names)}, not {', '.join(map(str, written)) or 'none'}")
+        try:
+            trigger = cls(tuple(tuple(map(int, spot)) for spot in written["where"]), float(written["value"]), int(written["target"]))
+        except (TypeError, ValueError) as problem:
+            raise InputError(f"this is not a trigger: {dict(written)!r} ({problem})") from problem
+        if not math.isfinite(trigger.value):
+            raise InputError(f"a trigger's value must be a number, not {trigger.value}")
+        return trigger
+
+    def stamp(self, images: "Tensor") -> "Tensor":
+        """A copy of the images (k, c, h, w), or vectors (k, features), that carries the trigger."""
+        stamped = images.clone()
+        for spot in self.where:
+            size = images.shape[-len(spot) :]
+            if images.ndim <= len(spot) or any(not 0 <= place < length for place, length in zip(spot, size, strict=True)):
+                raise InputError(f"the trigger's feature {spot} lies outside of examples of shape {tuple(images.shape[1:])}")
+            stamped[(slice(None),) * (images.ndim - len(spot)) + spot] = self.value
+        return stamped
+
+
+def four_pixels(side: int) -> Trigger:
+    """The pattern of Gu et al. 2017 near the lower right corner, in white, with target 0."""
+    return Trigger(tuple((side - up, side - left) for up, left in ((2, 2), (4, 2), (2, 4), (3, 3))), 1.0, 0)
