@@ -37,9 +37,9 @@ def test_rules_are_those_of_the_cpu(rule: Rule, broken: bool) -> None:
     sizes = torch.arange(1.0, 21)
     here, there = rule(updates, root, sizes), rule(updates.cuda(), root.cuda(), sizes.cuda())
     torch.testing.assert_close(there.update.cpu(), here.update, rtol=1e-4, atol=1e-5)
-    assert (here.weight is None) == (there.weight is None)
-    if here.weight is not None and there.weight is not None:
-        torch.testing.assert_close(there.weight.cpu(), here.weight, rtol=1e-4, atol=1e-6)
+    assert (here.shares is None) == (there.shares is None)
+    if here.shares is not None and there.shares is not None:
+        torch.testing.assert_close(there.shares.cpu(), here.shares, rtol=1e-4, atol=1e-6)
 
 
 def image_task(attack: Any, device: str, *, residual: bool = False) -> Task:
@@ -106,7 +106,7 @@ def test_batch_norm_on_the_gpu(precision: str) -> None:
 def test_it_goes_on_with_the_same_bits() -> None:
     run, task = run_of("fltrust", made("adaptive")), image_task(made("adaptive"), "cuda")
     whole = list(simulate(run, task))
-    rest = list(simulate(run, task, after=2, weights=whole[1].weights))
+    rest = list(simulate(run, task, after=2, state=whole[1].state))
     assert_same(rest, whole[2:], 1e-6)
 
 

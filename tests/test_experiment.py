@@ -10,7 +10,7 @@ from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
 from fltrust.codec import read_toml
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
-from fltrust.registry import DATASETS
+from fltrust.registry import DATASETS, Entry
 from fltrust.rules import RULES, FLTrust, Krum, Median, TrimmedMean
 
 
@@ -172,7 +172,7 @@ def test_a_rule_of_ones_own_is_told_as_the_papers_are(monkeypatch: pytest.Monkey
         tolerate: int
         strength: float
 
-    monkeypatch.setitem(RULES, "mine", Mine)
+    monkeypatch.setitem(RULES._entries, "mine", Entry("mine", Mine, "mine"))
     assert Experiment.on("har", {"name": "mine", "strength": 2}).rule == Mine(tolerate=6, strength=2.0)
     with pytest.raises(InputError, match="rule 'mine' must be told its strength"):
         Experiment.on("har", "mine")

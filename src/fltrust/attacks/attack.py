@@ -67,6 +67,7 @@ class Attack:
     knowledge: Level = "partial"
     needs_root: bool = False
     idle: bool = False  # whether malicious clients do as they should
+    on_host: bool = False  # looks at values, so the round cannot be a CUDA graph
     alone: bool = False  # whether each malicious client crafts its update from its own alone
     trigger: Trigger | None = None
 

@@ -10,6 +10,14 @@ from fltrust.rules.rows import divisor, finite, gram, measure, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
+def _cosines(rows: Tensor) -> Tensor:
+    """The rows' cosines with each other (n, n), in float64; 0 for rows of zeros."""
+    peak = rows.abs().amax(1, keepdim=True)
+    products = gram(rows / torch.where(peak > 0, peak, 1))  # so that no square overflows or vanishes
+    norm = products.diagonal().sqrt()
+    return (products / divisor(norm[:, None] * norm)).clamp(-1, 1)
+
+
 @RULES.register("foolsgold", label="FoolsGold", reference="Fung, Yoon, Beschastnikh, RAID 2020")
 @dataclass(frozen=True)
 class FoolsGold(Rule):
@@ -33,11 +41,8 @@ class FoolsGold(Rule):
         rows = measure(updates)
         memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], updates, 0))
         history = memory.index_select(0, ids)  # (n, d)
-        known = measure(history)
-        counts = rows.usable & known.usable  # a client whose history has overflowed is out for good
-        direction = 1 / torch.where(counts, known.norm, torch.inf)  # (n,)
-        alike = gram(torch.where(counts[:, None], history, 0)) * direction[:, None] * direction  # (n, n)
-        alike = alike.fill_diagonal_(0).clamp(-1, 1)
+        counts = rows.usable & measure(history).usable  # a client whose history has overflowed is out for good
+        alike = _cosines(torch.where(counts[:, None], history, 0)).fill_diagonal_(0)  # (n, n)
         most = torch.where(counts, alike.amax(1), -1) + 1e-5  # (n,): v
         pardon = torch.where(most[:, None] < most, most[:, None] / most, 1)
         voice = torch.where(counts, 1 - (alike * pardon).amax(1), 0).clamp(0, 1)

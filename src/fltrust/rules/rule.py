@@ -4,7 +4,7 @@ n clients take part in a round, of N in the federation; d parameters.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -70,6 +70,7 @@ class Rule:
     needs_ids: ClassVar[bool] = False  # to know which client sent a row, in every round
     needs_weights: ClassVar[bool] = False  # the global model
     needs_root_loss: ClassVar[bool] = False  # to try models on the root set
+    needs_generator: ClassVar[bool] = False  # randomness
     by_coordinate: ClassVar[bool] = False  # has no shares: each coordinate may take another client's value
     on_host: ClassVar[bool] = False  # computes on the CPU, so the round cannot be a CUDA graph
 
@@ -108,9 +109,12 @@ def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate
         (rule.needs_ids, received.client_ids, "to know which client sent which update"),
         (rule.needs_weights, received.weights, "the global model"),
         (rule.needs_root_loss, received.root_loss, "a loss on the root set"),
+        (rule.needs_generator, received.generator, "randomness"),
     ):
         if needed and there is None:
             raise InputError(f"{name} needs {what} and got none")
+    if received.updates.requires_grad:
+        received = replace(received, updates=received.updates.detach())
     with torch.no_grad():
         result = rule.step(received, memory)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Aggregate)):

@@ -1,0 +1,246 @@
+"""The public laws (`fltrust.testing`) over every registered rule and attack, on the plain torch path and on the fast one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fltrust.attacks import Adaptive, Attack, Knowledge, KrumAttack, TrimAttack
+from fltrust.attacks.attack import Level
+from fltrust.codec import built
+from fltrust.registry import ATTACKS, DATASETS, RULES
+from fltrust.rules import Aggregate, CentredClipping, FedAvg, FoolsGold, Received, Rule, rows
+from fltrust.rules.rows import measure
+from fltrust.testing import ATTACK_LAWS, RULE_LAWS, check_attack, check_rule, no_value_decides_what_is_crafted
+
+TOLD = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger}
+EVERY_RULE: list[Rule] = [built(RULES, name, TOLD) for name in RULES]
+EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
+EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]
+EVERY_ATTACK += [KrumAttack("partial"), TrimAttack("partial")]
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+@dtypes
+@pytest.mark.parametrize("law", RULE_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
+@pytest.mark.parametrize("path", ["plain", "fast"])
+def test_rules(path: str, rule: Rule, law: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "plain":
+        monkeypatch.setattr(rows, "_cpu_kernels", lambda: None)
+    elif dtype == torch.float64:
+        pytest.skip("the kernels are for float32")
+    else:
+        pytest.importorskip("numba")
+    law(rule, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("law", ATTACK_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("attack", EVERY_ATTACK, ids=repr)
+def test_attacks(attack: Attack, law: Any, dtype: torch.dtype) -> None:
+    if isinstance(attack, Adaptive) and law is no_value_decides_what_is_crafted:
+        pytest.skip("on a CPU its loop reads values; tests/test_attacks.py tries the rest of it, tests/test_cuda.py its kernel")
+    law(attack, dtype)
+
+
+# ---------------------------------------------------------------- laws that could not fail would be worth nothing
+
+
+@dataclass(frozen=True)
+class Mean(Rule):
+    """The plain mean of the usable rows, right in every way; the wrong rules below each break it in one."""
+
+    def aggregate(self, received: Received) -> Aggregate:
+        usable = measure(received.updates).usable
+        shares = usable / usable.sum().clamp(min=1)
+        update = torch.where(usable[:, None], received.updates, 0).double().T @ shares.double()
+        largest = torch.finfo(received.updates.dtype).max
+        return Aggregate(update.to(received.updates.dtype).nan_to_num(0, largest, -largest), shares.to(received.updates.dtype))
+
+
+class First(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        return Aggregate(received.updates[0].clone(), None)
+
+
+class View(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        return super().aggregate(received)._replace(update=received.updates[0])
+
+
+class WrongShape(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        return super().aggregate(received)._replace(update=received.updates.mean())
+
+
+class Chance(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        result = super().aggregate(received)
+        return result._replace(update=result.update + torch.rand_like(result.update))
+
+
+class NaNs(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        return Aggregate(received.updates.mean(0), torch.full((len(received.updates),), 1 / len(received.updates)).to(received.updates))
+
+
+class FailsOpen(Mean):
+    """Nobody is usable, so everybody is."""
+
+    def aggregate(self, received: Received) -> Aggregate:
+        result = super().aggregate(received)
+        return result._replace(update=torch.where(result.update.any(), result.update, 1.0))
+
+
+class Studentised(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        result, others = super().aggregate(received), torch.tensor(len(received.updates) - 1.0)
+        return result._replace(update=result.update * (others / others))
+
+
+class Looks(Mean):
+    def aggregate(self, received: Received) -> Aggregate:
+        if received.updates[0, 0] > 0:
+            return super().aggregate(received)._replace(shares=None)
+        return super().aggregate(received)
+
+
+@dataclass(frozen=True)
+class Hidden(Mean):
+    """A memory that is not handed on: it changes the one it was given."""
+
+    def init(self, num_clients: int, like: Tensor) -> Tensor:
+        return torch.zeros_like(like)
+
+    def step(self, received: Received, memory: Tensor) -> tuple[Aggregate, Tensor]:
+        result = self.aggregate(received)
+        memory += result.update
+        return result._replace(update=memory.clone()), memory
+
+
+@dataclass(frozen=True)
+class Trusting(Mean):
+    needs_root = True
+
+
+def test_a_right_rule_passes() -> None:
+    check_rule(Mean())
+    check_rule(FoolsGold(), torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [
+        (First(), "The order of the rows"),
+        (View(), "Updates, root update, sizes and memory stay"),
+        (WrongShape(), "The update is"),
+        (Chance(), "The same rounds give the same bits"),
+        (Hidden(), "Updates, root update, sizes and memory stay"),
+        (NaNs(), "A row that holds NaN"),
+        (FailsOpen(), "If no row is usable"),
+        (Trusting(), "A root update that is zero"),
+        (NaNs(), "Values at the edge"),
+        (Studentised(), "One client"),
+        (Looks(), "No `.item()`"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Rule) else value,
+)
+def test_each_law_of_rules_can_be_broken(rule: Rule, law: str) -> None:
+    with pytest.raises(AssertionError, match="breaks") as caught:
+        check_rule(rule)
+    assert law in str(caught.value)
+
+
+class Bad(Attack):
+    knowledge: Level = "full"
+
+
+class Grabs(Bad):
+    def craft(self, known: Knowledge) -> Tensor:
+        known.honest.zero_()
+        return known.own.clone()
+
+
+class Dice(Bad):
+    def craft(self, known: Knowledge) -> Tensor:
+        return torch.rand_like(known.own)
+
+
+class Copies(Bad):
+    def craft(self, known: Knowledge) -> Tensor:
+        return known.honest.mean(0).expand(len(known.own), -1).clone()
+
+
+class TooMany(Bad):
+    def craft(self, known: Knowledge) -> Tensor:
+        return known.honest.clone()
+
+
+class LosesLabels(Bad):
+    def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        return images, labels[1:]
+
+
+class Peeks(Bad):
+    def craft(self, known: Knowledge) -> Tensor:
+        return known.own * float(known.own.sum() > 0)
+
+
+class Forgets(Bad):
+    """Its memory is no part of what it returns."""
+
+    def init(self, num_clients: int, like: Tensor) -> Tensor:
+        return torch.zeros_like(like)
+
+    def step(self, known: Knowledge, memory: Tensor) -> tuple[Tensor, Tensor]:
+        memory += 1
+        return known.own + memory, memory
+
+
+@pytest.mark.parametrize(
+    ("attack", "law"),
+    [
+        (Grabs(), "Updates, root update and memory stay"),
+        (Dice(), "The same rounds with the same noise"),
+        (Forgets(), "Updates, root update and memory stay"),
+        (Copies(), "Honest updates that are broken"),
+        (TooMany(), "Without malicious clients"),
+        (LosesLabels(), "Poisoned data"),
+        (Peeks(), "No `.item()`"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Attack) else value,
+)
+def test_each_law_of_attacks_can_be_broken(attack: Attack, law: str) -> None:
+    with pytest.raises(AssertionError, match="breaks") as caught:
+        check_attack(attack)
+    assert law in str(caught.value)
+
+
+def test_a_memory_that_forgets_breaks_the_law_of_continuing() -> None:
+    class Counts(Mean):
+        """Counts its rounds in a place that is not stored."""
+
+        seen: list[int] = []  # noqa: RUF012
+
+        def aggregate(self, received: Received) -> Aggregate:
+            self.seen.append(1)
+            result = super().aggregate(received)
+            return result._replace(update=result.update * len(self.seen))
+
+    with pytest.raises(AssertionError, match="stored and restored continues bit for bit"):
+        check_rule(Counts())
+
+
+def test_an_attacks_memory_that_forgets_breaks_the_law_of_continuing() -> None:
+    class Counts(Attack):
+        seen: list[int] = []  # noqa: RUF012
+
+        def craft(self, known: Knowledge) -> Tensor:
+            self.seen.append(1)
+            return known.own * len(self.seen)
+
+    with pytest.raises(AssertionError, match="stored and restored continues bit for bit"):
+        check_attack(Counts())
