@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from fltrust.fast.cnn_gradients import PRECISIONS, cnn_gradients
 from fltrust.fast.select import ranked_mean
 from fltrust.fast.shared_gradients import shared_gradients
-from fltrust.models import MODELS, Model, initialise
+from fltrust.models import Model, initialise
+from fltrust.registry import MODELS
 
 N, ROOT, LR = 100, 100, 0.1
 
@@ -79,7 +80,7 @@ def example_batch(shape: tuple[int, ...], n: int, b: int) -> tuple[Tensor, Tenso
 
 
 def loss(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-    return (cross_entropy(model.logits(weights, images), labels, reduction="none") * share).sum()
+    return (cross_entropy(model.outputs(weights, images), labels, reduction="none") * share).sum()
 
 
 def loop_gradients(model: Model, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """On a CUDA device: the rules as on the CPU, and a run as a CUDA graph equal to the same run without one."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from fltrust.attacks import ATTACKS
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.rules import RULES, Krum, Rule, TrimmedMean
-from fltrust.simulation import _plain, simulate
+from fltrust.rules import RULES, Aggregate, Krum, Received, Rule, TrimmedMean, take_step
+from fltrust.simulation import _Plain, simulate
 from fltrust.tasks.task import Task
+from fltrust.training.optimisers import Adam, Momentum
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -22,7 +24,14 @@ from fltrust.models import CNN, ResNet20, initialise
 
 
 def every_rule() -> list[Rule]:
-    return [kind(2) if kind in (Krum, TrimmedMean) else kind() for kind in RULES.values()]  # type: ignore[call-arg]
+    return [kind(2) if kind in (Krum, TrimmedMean) else kind() for kind in RULES.values()]
+
+
+def two_rounds(rule: Rule, updates: torch.Tensor, root: torch.Tensor, sizes: torch.Tensor) -> Aggregate:
+    """The second of two rounds, so that what a rule remembers of the first counts."""
+    view = Received(updates, root, sizes, client_ids=torch.arange(len(updates), device=updates.device))
+    memory = take_step(rule, view, rule.init(len(updates), root))[1]
+    return take_step(rule, dataclasses.replace(view, updates=updates.flip(1)), memory)[0]
 
 
 @pytest.mark.parametrize("rule", every_rule(), ids=lambda rule: type(rule).__name__)
@@ -35,7 +44,7 @@ def test_rules_are_those_of_the_cpu(rule: Rule, broken: bool) -> None:
         updates[3, 7], updates[5, 1], updates[9] = float("nan"), float("inf"), 0
         updates[11] *= 1e30
     sizes = torch.arange(1.0, 21)
-    here, there = rule(updates, root, sizes), rule(updates.cuda(), root.cuda(), sizes.cuda())
+    here, there = (two_rounds(rule, updates.to(device), root.to(device), sizes.to(device)) for device in ("cpu", "cuda"))
     torch.testing.assert_close(there.update.cpu(), here.update, rtol=1e-4, atol=1e-5)
     assert (here.shares is None) == (there.shares is None)
     if here.shares is not None and there.shares is not None:
@@ -65,7 +74,7 @@ def image_task(attack: Any, device: str, *, residual: bool = False) -> Task:
 
 def run_of(rule: str, attack: Any, **changes: Any) -> Experiment:
     kind = RULES[rule]
-    made = kind(3) if kind in (Krum, TrimmedMean) else kind()  # type: ignore[call-arg]
+    made = kind(3) if kind in (Krum, TrimmedMean) else kind()
     fixed = {"dataset": "own", "model": "own", "num_clients": 12, "clients_per_round": 12, "malicious": 3, "batch_size": 8, "root_size": 30}
     return Experiment(**{**fixed, "rule": made, "attack": attack, "rounds": 4, "global_lr": 1e-3, "evaluate_every": 1, **changes})
 
@@ -79,8 +88,26 @@ def made(attack: str) -> Any:
 def test_a_graphed_run_is_the_plain_one(monkeypatch: pytest.MonkeyPatch, rule: str, attack: str) -> None:
     run, task = run_of(rule, made(attack)), image_task(made(attack), "cuda")
     graphed = list(simulate(run, task))
-    monkeypatch.setattr("fltrust.simulation._graphed", _plain)
+    monkeypatch.setattr("fltrust.simulation._Graphed", _Plain)
     assert_same(graphed, list(simulate(run, task)), 1e-5)
+
+
+REMEMBERING: list[dict[str, Any]] = [
+    {"client_momentum": 0.9},
+    {"client_momentum": 0.9, "momentum_kind": "plain", "clients_per_round": 6},
+    {"server": Momentum()},
+    {"server": Adam()},
+]
+
+
+@pytest.mark.parametrize("changes", REMEMBERING, ids=repr)
+@pytest.mark.parametrize(("rule", "attack"), [("fedavg", "mimic"), ("foolsgold", "none"), ("centred-clipping", "mimic")])
+def test_memory_on_the_gpu_is_that_of_the_cpu(rule: str, attack: str, changes: dict[str, Any]) -> None:
+    run = run_of(rule, made(attack), **changes)
+    there, here = (list(simulate(run, image_task(made(attack), device))) for device in ("cuda", "cpu"))
+    assert_same(there, here, 1e-3)
+    rest = list(simulate(run, image_task(made(attack), "cuda"), after=2, state=there[1].state))
+    assert_same(rest, there[2:], 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ class _Player:
 
     def reseed(self, t: int) -> None:
         reseed(self.noise.attack, self.run.seed, "attack", t)
-        reseed(self.noise.rule, self.run.seed, "rule", t)
+        if self.run.rule.needs_generator:
+            reseed(self.noise.rule, self.run.seed, "rule", t)
 
     def play(self, draw: Draw, m: int, t: int) -> Outcome:
         raise NotImplementedError

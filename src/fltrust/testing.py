@@ -280,12 +280,12 @@ def no_value_decides_the_path(rule: Rule, dtype: torch.dtype) -> None:
         return
     with FakeTensorMode() as fake:
         view, memory = received(1, dtype), rule.init(CLIENTS, torch.empty(D, dtype=dtype))
-        parts = {
+        parts: dict[str, Any] = {
             name: fake.from_tensor(tensor) if not isinstance(tensor, torch._subclasses.FakeTensor) else tensor
             for name in ("updates", "root_update", "sizes", "client_ids", "round", "weights")
             if (tensor := getattr(view, name)) is not None
         }
-        take_step(rule, replace(view, generator=None if not rule.needs_generator else view.generator, **parts), memory)
+        take_step(rule, replace(view, **parts), memory)
 
 
 RULE_LAWS: list[Callable[[Rule, torch.dtype], None]] = [
@@ -409,7 +409,7 @@ def no_value_decides_what_is_crafted(attack: Attack, dtype: torch.dtype) -> None
         return
     with FakeTensorMode() as fake:
         view, memory = known(attack, 1, dtype), attack.init(CLIENTS, torch.empty(D, dtype=dtype))
-        parts = {
+        parts: dict[str, Any] = {
             name: fake.from_tensor(tensor) if not isinstance(tensor, torch._subclasses.FakeTensor) else tensor
             for name in ("own", "others", "root_update", "client_ids", "round")
             if (tensor := getattr(view, name)) is not None
