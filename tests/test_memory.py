@@ -388,7 +388,7 @@ def test_a_rule_sees_all_that_the_server_knows() -> None:
     assert torch.equal(seen[0].weights, task.model.initial_weights)
 
 
-def test_a_rule_that_returns_nan_stops_the_run_and_not_the_model() -> None:
+def test_a_rule_that_returns_nan_stops_the_run_at_the_next_evaluation() -> None:
     @dataclasses.dataclass(frozen=True)
     class Breaks(Rule):
         def aggregate(self, received: Received) -> Aggregate:

@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
     shares: Tensor | None  # (n,): how much of the global update is each client's
     sent: Tensor | None  # (n, d): what the server received; None where it was not kept
     root_update: Tensor | None  # (d,): None where nobody asked for it
-    sound: Tensor  # () bool: whether the rule returned numbers; if not, the model stayed as it was
+    peak: Tensor  # (): the global update's largest absolute value; not finite where the rule returned something else than numbers
 
 
 def first_state(run: Experiment, task: Task, weights: Tensor | None = None) -> State:
@@ -78,7 +78,9 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
 
     # Malicious clients replace their updates, knowing what the threat model lets them know, and nothing else.
     attack = state.attack
-    if m:
+    if m and run.attack.crafts:
+        if run.client_momentum:
+            sent = sent.clone()  # clients remember what they computed, not what was sent in their name
         full = run.attack.knowledge == "full"
         known = Knowledge(
             own=sent[:m].clone(),
@@ -105,8 +107,8 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
         root_loss=(lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None,
     )
     aggregate, rule = take_step(run.rule, received, state.rule)
-    weights, server, sound = moved(run, state, aggregate.update, draw.global_lr)
-    return State(weights, rule, attack, clients, server), Outcome(aggregate.shares, sent, root_update, sound)
+    weights, server, peak = moved(run, state, aggregate.update, draw.global_lr)
+    return State(weights, rule, attack, clients, server), Outcome(aggregate.shares, sent, root_update, peak)
 
 
 def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
@@ -131,10 +133,10 @@ def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
 
 
 def moved(run: Experiment, state: State, update: Tensor, global_lr: Tensor) -> tuple[Tensor, Memory, Tensor]:
-    """The next global weights (d,), the server optimiser's next memory, and whether the update was one."""
-    sound = torch.isfinite(update).all()
-    direction, server = (run.server or SGD()).step(torch.where(sound, update, 0), state.server)
-    return state.weights + global_lr * direction, server, sound
+    """The next global weights (d,), the server optimiser's next memory, and the update's largest absolute value ()."""
+    direction, server = (run.server or SGD()).step(update, state.server)
+    peak: Tensor = torch.linalg.vector_norm(update, torch.inf)
+    return state.weights + global_lr * direction, server, peak
 
 
 AT_ONCE = 200  # clients whose updates are in memory together, in a round of more than MANY
@@ -158,10 +160,10 @@ def play_round_in_chunks(run: Experiment, task: Task, state: State, draw: Draw, 
         shift = None if draw.shift is None else draw.shift[some]
         part = draw._replace(examples=draw.examples[some], loss_weights=draw.loss_weights[some], shift=shift)
         sent = client_updates(run, task, state.weights, part)
-        if own := min(max(m - first, 0), len(sent)):
+        if run.attack.crafts and (own := min(max(m - first, 0), len(sent))):
             known = Knowledge(sent[:own].clone(), None, None, len(draw.examples), m, run.num_clients, noise.attack)
             sent[:own], attack = attacks.take_step(run.attack, known, attack)
         accumulator.add_many(sent)
     update, shares = accumulator.result()
-    weights, server, sound = moved(run, state, update, draw.global_lr)
-    return state._replace(weights=weights, attack=attack, server=server), Outcome(shares, None, None, sound)
+    weights, server, peak = moved(run, state, update, draw.global_lr)
+    return state._replace(weights=weights, attack=attack, server=server), Outcome(shares, None, None, peak)

@@ -1,5 +1,6 @@
 """An experiment becomes records, one per round: the loop around `round.py`."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -117,12 +118,12 @@ class _Player:
     def __init__(self, run: Experiment, task: Task, state: State) -> None:
         self.run, self.task, self.state = run, task, state
         self.noise = Noise(torch.Generator(task.device), torch.Generator(task.device))
-        self._sound = torch.ones((), dtype=torch.bool, device=task.device)
+        self._peak = torch.zeros((), device=task.device)
 
     @property
     def sound(self) -> bool:
         """Whether the rule has returned numbers in every round so far."""
-        return bool(self._sound)
+        return math.isfinite(self._peak)
 
     def reseed(self, t: int) -> None:
         reseed(self.noise.attack, self.run.seed, "attack", t)
@@ -138,7 +139,7 @@ class _Plain(_Player):
         round_of = play_round_in_chunks if in_chunks(self.run, self.run.clients_per_round) else play_round
         self.reseed(t)
         self.state, outcome = round_of(self.run, self.task, self.state, draw, m, self.noise)
-        self._sound = self._sound & outcome.sound
+        self._peak = torch.maximum(self._peak, outcome.peak)  # NaN wins
         return outcome
 
 
@@ -153,9 +154,7 @@ class _Graphed(_Player):
         if m not in self._captured:
             self._captured[m] = self._capture(draw, m)
         graph, inputs, outcome = self._captured[m]
-        for target, part in zip(inputs, draw, strict=True):
-            if target is not None and part is not None:
-                target.copy_(part)
+        _copy_all(inputs, draw)
         self.reseed(t)
         graph.replay()
         return outcome
@@ -174,5 +173,12 @@ class _Graphed(_Player):
         with torch.cuda.graph(graph):
             state, outcome = play_round(self.run, self.task, self.state, inputs, m, self.noise)
             move_into(self.state, state)
-            self._sound &= outcome.sound
+            torch.maximum(self._peak, outcome.peak, out=self._peak)  # NaN wins
         return graph, inputs, outcome
+
+
+def _copy_all(targets: Draw, sources: Draw) -> None:
+    """All of a draw's tensors into others: one launch for each dtype."""
+    pairs = [(to, of) for to, of in zip(targets, sources, strict=True) if to is not None and of is not None]
+    for dtype in (torch.int64, torch.float32):
+        torch._foreach_copy_([to for to, _ in pairs if to.dtype == dtype], [of for _, of in pairs if of.dtype == dtype])

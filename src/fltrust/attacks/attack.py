@@ -92,6 +92,11 @@ class Attack:
         return type(self).poison is not Attack.poison
 
     @property
+    def crafts(self) -> bool:
+        """Whether malicious clients send anything but what the protocol asks for."""
+        return type(self).craft is not Attack.craft or type(self).step is not Attack.step
+
+    @property
     def has_memory(self) -> bool:
         return type(self).init is not Attack.init
 

@@ -18,4 +18,4 @@ def with_momentum(run: Experiment, updates: Tensor, client_ids: Tensor, memory: 
     everyone = len(updates) == run.num_clients  # in order
     before = memory if everyone else memory.index_select(0, client_ids)
     sent = torch.lerp(updates, before, beta) if run.momentum_kind == "normalised" else torch.add(updates, before, alpha=beta)
-    return sent, sent.clone() if everyone else memory.index_copy(0, client_ids, sent)  # a copy: attacks overwrite what is sent
+    return sent, sent if everyone else memory.index_copy(0, client_ids, sent)
