@@ -21,7 +21,7 @@ from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import EXHIBITS, Cell, Figures
 from fltrust.paper.exhibit import declared
 from fltrust.report import build, figures, tables
-from fltrust.report.agreement import Number, judge, limit_of, tally
+from fltrust.report.agreement import Number, _judged, judge, tally
 from fltrust.report.layout import side_by_side
 from fltrust.report.looks import look_of
 from fltrust.report.page import reproduction_page, runs_page
@@ -98,7 +98,8 @@ def test_agreement_by_spread_alone_is_told_apart() -> None:
     ],
 )
 def test_the_limit_is_strict_for_fltrust_and_for_fedavg_without_attack(rule: str, attack: str, limit: float) -> None:
-    assert limit_of(declared("mnist-0.5", rule, attack)) == limit
+    cell = Cell("", "", "", declared("mnist-0.5", rule, attack))
+    assert _judged(cell, ()).error.limit == limit
 
 
 def test_cells_are_judged_over_their_seeds_and_success_for_itself() -> None:

@@ -75,6 +75,7 @@ CHOICES = Exhibit(
     kind="table",
     title="Open choices: what the paper does not say, switched",
     claim="The paper's text leaves these open. Each row changes one of them; only the cells that it could change are run.",
+    of_paper=False,
     page="data set",
     row="choice",
     column="run",
@@ -138,6 +139,7 @@ RATES = Exhibit(
     title="CIFAR-10: the learning rate",
     claim="The paper prints a rate of 2e-4 and an error of 0.16 for FedAvg, after 1,500 rounds. The other rows take the mean loss, "
     "warm up over 50 rounds, fall to a fifth in the rounds named, and crop and flip the images, unless they say otherwise.",
+    of_paper=False,
     page="data set",
     row="learning rate",
     column="run",

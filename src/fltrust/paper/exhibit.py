@@ -24,6 +24,26 @@ class Cell:
     column: str  # the column of a table, a curve of a figure
     run: Experiment  # of seed 0; the other seeds are the same experiment
     paper: Figures | None = None  # None where the paper has no number
+    reference: bool = False  # what the others are compared with: drawn dashed
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return registry.RULES.name_of(self.run.rule), registry.ATTACKS.name_of(self.run.attack)
+
+    @property
+    def plain(self) -> bool:
+        """FedAvg without an attack, which the paper measures everything against."""
+        return self._names == ("fedavg", "none")
+
+    @property
+    def strict(self) -> bool:
+        """What the project claims most about must agree best: FLTrust everywhere, and FedAvg without an attack."""
+        return self._names[0] == "fltrust" or self.plain
+
+    @property
+    def telling(self) -> bool:
+        """FLTrust under the attacks whose rejection, or success, one should see."""
+        return self._names in {("fltrust", attack) for attack in ("trim", "scaling", "optimal-adaptive")}
 
 
 @dataclass(frozen=True)
@@ -38,6 +58,7 @@ class Exhibit:
     row: str
     column: str
     cells: tuple[Cell, ...]
+    of_paper: bool = True  # False: a table of ours, and so is what is said about it
     own: bool = False  # made from a user's runs: nothing of the paper stands beside them
 
 

@@ -17,7 +17,7 @@ CONVERGENCE = Exhibit(
     row="",
     column="run",
     cells=(
-        Cell("MNIST-0.5", "", "FedAvg, no attack", declared("mnist-0.5", "fedavg")),
+        Cell("MNIST-0.5", "", "FedAvg, no attack", declared("mnist-0.5", "fedavg"), reference=True),
         *(Cell("MNIST-0.5", "", f"FLTrust, {name.lower()}", declared("mnist-0.5", "fltrust", attack)) for attack, name in ATTACKS.items()),
     ),
 )

@@ -5,10 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fltrust.attacks import NoAttack
-from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS, Cell, Exhibit
-from fltrust.rules import FedAvg, FLTrust
 from fltrust.store.results import Result, Results
 
 STRICT, LOOSE = 0.03, 0.05
@@ -75,18 +72,12 @@ class Judged:
         return self.error.limit == STRICT
 
 
-def limit_of(run: Experiment) -> float:
-    """What the project claims most about must agree best: FLTrust everywhere, and FedAvg without an attack."""
-    strict = type(run.rule) is FLTrust or (type(run.rule) is FedAvg and isinstance(run.attack, NoAttack))
-    return STRICT if strict else LOOSE
-
-
 def judge(exhibit: Exhibit, results: Results) -> list[Judged]:
     return [_judged(cell, tuple(results.seeds(cell.run))) for cell in exhibit.cells]
 
 
 def _judged(cell: Cell, results: tuple[Result, ...]) -> Judged:
-    limit = limit_of(cell.run)
+    limit = STRICT if cell.strict else LOOSE
     error = Number(tuple(result.error for result in results), None if cell.paper is None else cell.paper.error, limit)
     ours = tuple(result.final_success for result in results if result.final_success is not None)
     paper = None if cell.paper is None else cell.paper.success
@@ -123,6 +114,6 @@ def tally(judged: Iterable[Judged]) -> Tally:
 def plain_error(cell: Cell, results: Results) -> float | None:
     """FedAvg's error without an attack on the same data, which the paper measures everything against."""
     cells = (one for one in EXHIBITS["methods"].cells if one.run.dataset == cell.run.dataset)
-    plain = next(one for one in cells if type(one.run.rule) is FedAvg and isinstance(one.run.attack, NoAttack))
+    plain = next(one for one in cells if one.plain)
     errors = [result.error for result in results.seeds(plain.run)]
     return statistics.fmean(errors) if errors else None

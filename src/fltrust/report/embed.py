@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fltrust.attacks import NoAttack
 from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import reproduce_command, run_command
@@ -57,7 +56,7 @@ def _packed(result: Result) -> dict[str, Any]:
         "clients": run.num_clients,
         "malicious": run.malicious,
         "others": "nodes" if run.dataset == FEDERATION else "honest",  # who is honest in a federation nobody knows
-        "idle": isinstance(run.attack, NoAttack),  # the malicious clients do as they should
+        "idle": run.attack.idle,  # the malicious clients do as they should
         "of": run.rounds,
         "rounds": result.rounds,
         "train": _short(result.train_error),

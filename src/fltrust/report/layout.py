@@ -5,13 +5,13 @@ Runs of one's own become a table and a figure too: who compares rules under atta
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from fltrust.attacks import ATTACKS
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS, Cell, Exhibit
+from fltrust.registry import ATTACKS, RULES, Registry
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import changes, named
-from fltrust.rules import RULES, FLTrust
 from fltrust.store.results import Result, Results, first_seed
 
 
@@ -44,14 +44,11 @@ def better_listed(exhibit: Exhibit, grids: Iterable[Grid]) -> bool:
     return not exhibit.own and any(2 * len(grid.cells) < len(grid.rows) * len(grid.columns) for grid in grids)
 
 
-TELLING = ("Trim attack", "Scaling attack", "Exact adaptive")  # rows of the methods table whose trust is shown
-
-
 def telling(judged: dict[Exhibit, list[Judged]]) -> dict[str, list[tuple[str, Result]]]:
     """By data set the first seed of FLTrust under the attacks whose rejection, or success, one should see."""
     found: dict[str, list[tuple[str, Result]]] = {}
     for one in judged.get(EXHIBITS["methods"], ()):
-        if type(one.cell.run.rule) is FLTrust and one.cell.row in TELLING and one.results and one.results[0].trust:
+        if one.cell.telling and one.results and one.results[0].trust:
             found.setdefault(one.cell.run.dataset, []).append((one.cell.row, one.results[0]))
     return found
 
@@ -64,8 +61,7 @@ _SAID = (
 def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
     """A table (data set, attack, rule) and the curves of the same runs. Seeds of one experiment share a cell."""
     runs = list({run.key: run for run in (first_seed(one.run) for one in found.all())}.values())
-    attacks, rules = list(ATTACKS.values()), list(RULES.values())
-    runs.sort(key=lambda run: (attacks.index(type(run.attack)), rules.index(type(run.rule))))
+    runs.sort(key=lambda run: (_place(ATTACKS, run.attack), _place(RULES, run.rule)))
     cells = [(run, _with_parameters(run, "attack") + _particular(run, runs), _with_parameters(run, "rule")) for run in runs]
     table = tuple(Cell(run.dataset, attack, rule, run) for run, attack, rule in cells)
     curves = tuple(Cell(f"{run.dataset}, {attack}", "", rule, run) for run, attack, rule in cells)
@@ -73,6 +69,12 @@ def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
         Exhibit("runs", "table", "Side by side", _SAID, "data set", "attack", "rule", table, own=True),
         Exhibit("curves", "curves", "Training error against rounds", "A picture for each attack.", "attack", "", "rule", curves, own=True),
     )
+
+
+def _place(registry: Registry, value: Any) -> int:
+    """Where tables list it; what is in no list comes last."""
+    names = list(registry)
+    return names.index(name) if (name := registry.name_of(value)) in names else len(names)
 
 
 def _with_parameters(run: Experiment, part: str) -> str:

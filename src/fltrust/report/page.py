@@ -10,9 +10,9 @@ from importlib.resources import files
 from string import Template
 from xml.etree.ElementTree import Element
 
-from fltrust.attacks import ATTACKS
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.paper.exhibit import ATTACKS as ATTACK_NAMES
+from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
 from fltrust.report.embed import Embedded
 from fltrust.report.layout import grids, telling
@@ -20,7 +20,6 @@ from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag, text_of
 from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
 from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
-from fltrust.rules import RULES
 from fltrust.store.results import FEDERATION, Result, Results, first_seed
 from fltrust.version import __version__
 

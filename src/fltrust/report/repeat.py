@@ -6,11 +6,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from fltrust.attacks import ATTACKS
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import Cell, Exhibit
-from fltrust.rules import RULES
+from fltrust.registry import ATTACKS, RULES
 from fltrust.store.results import Result
 
 # Fields of an experiment that `fltrust run` takes as options; the others need a TOML file.

@@ -44,8 +44,7 @@ def exhibit_section(embedded: Embedded, exhibit: Exhibit, cells: list[Judged], r
     pages = grids(exhibit, cells)
     write = _list if better_listed(exhibit, pages) else _grid
     numbers = _tabs(exhibit.name, pages, [write(embedded, exhibit, page) for page in pages])
-    of_the_paper = exhibit.title.startswith(("Table", "Figure"))  # the others are ours, and so is what is said about them
-    paper = tag("span", "What the paper says", class_="says-paper") if of_the_paper else None
+    paper = tag("span", "What the paper says", class_="says-paper") if exhibit.of_paper else None
     section = tag("section", tag("h2", exhibit.title), tag("p", paper, exhibit.claim, class_="claim"))
     if exhibit.kind == "table":
         section.append(numbers)

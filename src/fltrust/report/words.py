@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from fltrust.attacks import ATTACKS
 from fltrust.paper import Cell, Exhibit
+from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import Judged, Number
-from fltrust.rules import RULES
 from fltrust.store.results import FEDERATION, Result
 
 MARKS = {"agrees": "✓", "only by spread": "≈", "differs": "≠", "no number": "·", "not run": ""}
