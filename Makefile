@@ -28,6 +28,7 @@ check: $(READY_TO_TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Peers want older versions of what we use, so they live in an environment of their own; one that cannot be installed is left out.
 PEERS ?= build/peers
