@@ -93,7 +93,7 @@ class Shards(Split):
 @SPLITS.register("long-tail", label="Long tail", reference="Karimireddy et al., ICLR 2022")
 @dataclass(frozen=True)
 class LongTail(Split):
-    """Class i keeps beta^i of its examples (rounded down, at least one); what is left is split by another split.
+    """Class i keeps beta^i of its examples (rounded, at least one); what is left is split by another split.
 
     The other examples belong to nobody. Karimireddy et al. 2022 test IID and sorted clients on such data.
 
@@ -116,7 +116,7 @@ class LongTail(Split):
     def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
         check_labels(data.labels, data.num_classes)
         of_class = [np.flatnonzero(data.labels == label) for label in range(data.num_classes)]
-        kept = [rng.permutation(own)[: max(1, int(self.beta**label * len(own)))] for label, own in enumerate(of_class)]
+        kept = [rng.permutation(own)[: max(1, round(self.beta**label * len(own)))] for label, own in enumerate(of_class)]
         left = np.sort(np.concatenate(kept))
         owners = None if data.owners is None else data.owners[left]
         client = np.full(len(data.labels), NOBODY, np.int64)
