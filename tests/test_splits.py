@@ -12,7 +12,8 @@ from fltrust.datasets import Examples
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration, from_dict
 from fltrust.randomness import stream
-from fltrust.registry import SPLITS
+from fltrust.registry import DATASETS, SPLITS
+from fltrust.simulation import simulate
 from fltrust.tasks.build import build_task
 from fltrust.tasks.splits import IID, Bias, Split, Users, partition
 from fltrust.tasks.splits_drawn import DirichletClasses, DirichletClients, QuantityDirichlet, QuantityLogNormal
@@ -341,6 +342,27 @@ def test_an_experiment_splits_its_data_by_its_split() -> None:
     with pytest.raises(InputError, match=r"bias of 0\.5 makes no sense.*split = { name = \"bias\", q = 0\.5 }"):
         build_task(Experiment.on("har", bias=0.5), load=made_of_users)
     build_task(Experiment.on("har", split={"name": "bias", "q": 0.5}), load=made_of_users)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_every_split_can_be_run(name: str) -> None:
+    run = Experiment.on("har", split=name, num_clients=15, rounds=2, local_epochs=1, evaluate_every=1, root_size=30)
+    task = build_task(run, load=made_of_users)
+    assert [record.round for record in simulate(run, task)] == [1, 2]
+    held = np.concatenate([*(own for own in task.clients[task.malicious :]), task.root])
+    assert len(np.unique(held)) == len(held)
+
+
+def test_a_bias_replaces_a_data_sets_own_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = DATASETS.entry("mnist-5k")
+    settings = {**usual.kind.settings, "bias": None, "split": "shards"}
+    monkeypatch.setitem(DATASETS._entries, "mnist-5k", dataclasses.replace(usual, kind=dataclasses.replace(usual.kind, settings=settings)))
+    assert (Experiment.on("mnist-5k").split, Experiment.on("mnist-5k").bias) == (Shards(), None)
+    changed = Experiment.on("mnist-5k", bias=0.3)
+    assert (changed.split, changed.bias) == (None, 0.3)
+    assert from_dict(changed.to_dict()) == changed
+    with pytest.raises(InputError, match="with a split, bias must be None"):
+        dataclasses.replace(changed, split=Shards())
 
 
 def test_bias_is_the_short_way_to_ask_for_its_split() -> None:

@@ -124,7 +124,7 @@ class Experiment:
 
         A rule, an attack or any other part is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters with no default or
         None that are left out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the
-        data set's.
+        data set's. A `split` replaces the data set's bias, and a `bias` its split.
         """
         profile = DATASETS.entry(dataset).kind
         for name in changes:

@@ -32,8 +32,10 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
         raise InputError(f"only images can be cropped and flipped: examples have the shape {tuple(task.inputs.shape[1:])}")
     if task.device.type == "cuda" and task.model.has_batch_norm and (fewest := task.sizes.min()) < run.batch_size:
         raise InputError(f"a client has {fewest} examples for batches of {run.batch_size}: batch norm on a GPU needs whole batches")
-    if task.device.type == "cuda" and task.model.has_batch_norm and run.local_epochs and (task.sizes % run.batch_size).any():
-        raise InputError(f"batch norm on a GPU needs whole batches: with local_epochs, clients need multiples of {run.batch_size} examples")
+    if task.device.type == "cuda" and task.model.has_batch_norm and run.local_epochs:
+        held = np.append(task.sizes, len(task.root) if run.root_batch == "batch" else [])
+        if (held % run.batch_size).any():  # the last batch of an epoch is filled up, and batch norm would see it
+            raise InputError(f"batch norm on a GPU needs whole batches: local_epochs asks for multiples of {run.batch_size} examples")
     if after and state is None:
         raise InputError(f"a run can only resume after round {after} with the state of that round")
     state = first_state(run, task) if state is None else copied(state, task.device)
