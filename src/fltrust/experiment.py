@@ -90,6 +90,7 @@ class Experiment:
             f"clients_per_round must be at most {self.num_clients} (num_clients), not {self.clients_per_round}",
         )
         _require(self.bias is None or 0 < self.bias <= 1, f"bias (the paper's q) must be above 0 and at most 1, not {self.bias}")
+        _require(self.bias is None or self.split is None, "a split replaces the bias: with a split, bias must be None")
         _require(self.root_bias is None or 0 <= self.root_bias <= 1, f"root_bias must be 0 to 1, not {self.root_bias}")
         for name in ("local_lr", "global_lr"):
             _require(0 < getattr(self, name) < 1e30, f"{name} must be a positive number, not {getattr(self, name)}")
@@ -110,6 +111,12 @@ class Experiment:
         known("momentum_kind", self.momentum_kind, get_args(MomentumKind))
         _require(0 <= self.client_momentum < 1, f"client_momentum must be at least 0 and below 1, not {self.client_momentum}")
         _require(self.local_epochs is None or self.local_epochs >= 1, f"local_epochs must be at least 1, not {self.local_epochs}")
+        _require(self.local_epochs is None or self.local_steps == 1, "both local_steps and local_epochs are given: give one of them")
+        _require(
+            self.participation == "pool" or not self.malicious or per_round(self.malicious, self.clients_per_round, self.num_clients) > 0,
+            f"participation 'fixed' would never draw any of {self.malicious} malicious clients: {self.clients_per_round} of "
+            f"{self.num_clients} clients take part in a round, which makes 0 malicious; use 'pool'",
+        )
 
     @staticmethod
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
@@ -117,12 +124,17 @@ class Experiment:
 
         A rule, an attack or any other part is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters with no default or
         None that are left out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the
-        data set's.
+        data set's. A `split` replaces the data set's bias, and a `bias` its split.
         """
         profile = DATASETS.entry(dataset).kind
         for name in changes:
             known("field", name, _FIELDS)
         settings = {**profile.settings, **checked(Experiment, changes, {})}
+        if changes.get("split") is not None:
+            _require(changes.get("bias") is None, "both a bias and a split are given: give one of them")
+            settings["bias"] = None
+        elif changes.get("bias") is not None:
+            settings.pop("split", None)
         MODELS.entry(settings["model"])
         for name in settings.get("metrics", ()):
             METRICS.entry(name)
@@ -130,7 +142,7 @@ class Experiment:
         settings.setdefault("clients_per_round", settings["num_clients"])
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
             settings["malicious"] = round(settings["malicious"] / profile.settings["num_clients"] * settings["num_clients"])
-        expected = round(settings["malicious"] * settings["clients_per_round"] / settings["num_clients"])
+        expected = per_round(settings["malicious"], settings["clients_per_round"], settings["num_clients"])
         told = {"tolerate": expected, "trim": expected, "trigger": profile.trigger}
         settings |= {"rule": rule, "attack": attack}
         parts = {name: built(registry, settings[name], told) for name, registry in _PARTS.items() if settings.get(name) is not None}
@@ -164,6 +176,11 @@ _LATER = _FIELDS[_FIELDS.index("split") :]
 _PARTS: dict[str, Registry] = {
     field.name: field.metadata["registry"] for field in dataclasses.fields(Experiment) if field.metadata["registry"] is not None
 }
+
+
+def per_round(malicious: int, clients_per_round: int, num_clients: int) -> int:
+    """How many malicious clients a round has: on average (participation 'pool') or always ('fixed')."""
+    return round(malicious * clients_per_round / num_clients)
 
 
 def from_dict(written: Mapping[str, Any]) -> Experiment:

@@ -137,7 +137,7 @@ DATASETS = Registry("datasets", "fltrust.datasets")
 RULES = Registry("rules", "fltrust.rules")
 ATTACKS = Registry("attacks", "fltrust.attacks")
 MODELS = Registry("models", "fltrust.models")
-SPLITS = Registry("splits", "fltrust.tasks.splits")
+SPLITS = Registry("splits", "fltrust.tasks.splits", "fltrust.tasks.splits_sorted", "fltrust.tasks.splits_drawn")
 METRICS = Registry("metrics", "fltrust.metrics")
 OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")
 

@@ -1,7 +1,7 @@
 """One round, top to bottom, in the order of the paper's Algorithm 2. Read this file first.
 
-n clients take part, the m malicious ones first, of N in the federation; d parameters; R local steps; b examples per batch; b0 root
-examples.
+n clients take part, the m malicious ones first, of N in the federation; d parameters; R local steps; b examples per batch; the
+server takes R0 steps on b0 root examples.
 
 A round is arithmetic on one (n, d) tensor, a row per client. It is a pure function: what it must remember comes in and goes out as a
 `State`. It never waits for the device and its shapes are fixed, so on a GPU the whole of it is captured once as a CUDA graph.
@@ -24,6 +24,8 @@ from fltrust.training.local import local_updates
 from fltrust.training.momentum import with_momentum
 from fltrust.training.optimisers import SGD
 
+GATHERED = 100_000  # examples that are copied together for training; a client's epochs can be many
+
 
 class Draw(NamedTuple):
     """What chance and the schedule decide about a round before it begins."""
@@ -33,9 +35,9 @@ class Draw(NamedTuple):
     examples: Tensor  # (n, R, b): the examples of each client's batches
     loss_weights: Tensor  # (n, R, b): how much each counts in the loss
     shift: Tensor | None  # (n, R, b, 3): crop and flip of each example, where the experiment augments
-    root_examples: Tensor  # (1, R, b0)
-    root_loss_weights: Tensor  # (1, R, b0)
-    root_shift: Tensor | None  # (1, R, b0, 3)
+    root_examples: Tensor  # (1, R0, b0)
+    root_loss_weights: Tensor  # (1, R0, b0)
+    root_shift: Tensor | None  # (1, R0, b0, 3)
     sizes: Tensor  # (n,): how many examples each client says it has
     global_lr: Tensor  # (): the paper's alpha in this round
 
@@ -120,6 +122,11 @@ def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> T
 
 
 def _updates(run: Experiment, task: Task, weights: Tensor, examples: Tensor, loss_weights: Tensor, shift: Tensor | None) -> Tensor:
+    if run.local_epochs and len(examples) > 1 and examples.numel() > GATHERED:
+        at_once = max(1, GATHERED // examples[0].numel())
+        shifts = [None] * len(examples) if shift is None else torch.split(shift, at_once)
+        parts = zip(torch.split(examples, at_once), torch.split(loss_weights, at_once), shifts, strict=False)
+        return torch.cat([_updates(run, task, weights, *part) for part in parts])
     inputs, targets = task.inputs[examples], task.targets[examples]
     if shift is not None:
         inputs = crop_and_flip(inputs, shift)

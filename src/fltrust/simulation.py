@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment
+from fltrust.experiment import Experiment, per_round
 from fltrust.metrics import evaluate
 from fltrust.randomness import reseed
 from fltrust.record import Record
 from fltrust.round import Draw, Noise, Outcome, first_state, in_chunks, play_round, play_round_in_chunks
 from fltrust.rules import cosines, norms
 from fltrust.state import State, copied, move_into
-from fltrust.tasks.batches import Batch, Batches, draw_clients, draw_shifts
+from fltrust.tasks.batches import Batch, Batches, Epochs, draw_clients, draw_shifts
 from fltrust.tasks.task import Task
 
 DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the device at once
@@ -33,6 +33,10 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
         raise InputError(f"only images can be cropped and flipped: examples have the shape {tuple(task.inputs.shape[1:])}")
     if task.device.type == "cuda" and task.model.has_batch_norm and (fewest := task.sizes.min()) < run.batch_size:
         raise InputError(f"a client has {fewest} examples for batches of {run.batch_size}: batch norm on a GPU needs whole batches")
+    if task.device.type == "cuda" and task.model.has_batch_norm and run.local_epochs:
+        held = np.append(task.sizes, len(task.root) if run.root_batch == "batch" else [])
+        if (held % run.batch_size).any():  # the last batch of an epoch is filled up, and batch norm would see it
+            raise InputError(f"batch norm on a GPU needs whole batches: local_epochs asks for multiples of {run.batch_size} examples")
     if after and state is None:
         raise InputError(f"a run can only resume after round {after} with the state of that round")
     state = first_state(run, task) if state is None else copied(state, task.device)
@@ -63,18 +67,19 @@ def _recorded(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, 
 
 def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.ndarray, Draw]]:
     """What chance decides about each round, drawn ahead in blocks that are copied to the device at once."""
-    steps, mean = run.local_steps, run.loss == "mean"
-    batches = Batches(run.seed, "batches", task.clients, steps=steps, size=run.batch_size, mean=mean)
-    root = Batches(run.seed, "root batches", [task.root], steps=steps, size=run.batch_size, mean=mean)
-    whole_root = Batch.whole(task.root, steps=steps, mean=mean)
-    block = max(1, DRAWN_AHEAD // (run.num_clients * run.local_steps * batches.size))
+    mean = run.loss == "mean"
+    batches, root = (_batches(run, *of, mean=mean) for of in (("batches", task.clients), ("root batches", [task.root])))
+    whole_root = Batch.whole(task.root, steps=run.local_epochs or run.local_steps, mean=mean)
+    block = max(1, DRAWN_AHEAD // (run.num_clients * batches.steps * batches.size))
+    expected = per_round(run.malicious, run.clients_per_round, run.num_clients)
+    fixed = (expected, run.malicious) if run.participation == "fixed" else None
 
     def on_device(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(task.device)
 
     for first in range(after + 1, run.rounds + 1, block):
         rounds = range(first, min(first + block, run.rounds + 1))
-        clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round)  # (rounds, n)
+        clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round, fixed)  # (rounds, n)
         server = np.zeros((len(rounds), 1), np.int64)  # the only one of its kind
         batch = batches.draw(rounds, clients)
         root_batch = whole_root
@@ -110,6 +115,12 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
                     global_lr=rates[i],
                 ),
             )
+
+
+def _batches(run: Experiment, name: str, owned: Sequence[np.ndarray], *, mean: bool) -> Batches | Epochs:
+    if run.local_epochs:
+        return Epochs(run.seed, name, owned, epochs=run.local_epochs, size=run.batch_size, mean=mean)
+    return Batches(run.seed, name, owned, steps=run.local_steps, size=run.batch_size, mean=mean)
 
 
 class _Player:

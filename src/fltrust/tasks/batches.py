@@ -61,12 +61,68 @@ class Batches:
         return Batch(index, np.broadcast_to(share, index.shape).astype(np.float32))
 
 
-def draw_clients(seed: int, rounds: Sequence[int], num_clients: int, per_round: int) -> NDArray[np.int64]:
-    """(rounds, n) ids of the clients that take part, in ascending order, so that malicious ones stay first."""
+class Epochs:
+    """Draws the batches of whole passes: each client goes through its own examples `epochs` times, in another order each time.
+
+    A pass over k examples is ceil(k / b) batches, the last one smaller. Clients with fewer examples take fewer steps; shapes are equal
+    because the steps that they do not take have loss weights of 0, which changes nothing.
+
+    >>> from fltrust.tasks.batches import Epochs
+    >>> batch = Epochs(0, "batches", [np.arange(5), np.array([7])], epochs=1, size=2, mean=True).draw([1], np.array([[0, 1]]))
+    >>> batch.examples.shape, sorted(batch.examples[0, 0].ravel()[:5].tolist())
+    ((1, 2, 3, 2), [0, 1, 2, 3, 4])
+    >>> batch.loss_weights[0, 1].tolist()
+    [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, seed: int, name: str, owned: Sequence[Indices], *, epochs: int, size: int, mean: bool) -> None:
+        self.seed, self.name, self.owned, self.epochs, self.mean = seed, name, owned, epochs, mean
+        most = max([1, *map(len, owned)])
+        self.size = min(size, most)
+        self.steps = epochs * -(-most // self.size)
+
+    def draw(self, rounds: Sequence[int], clients: NDArray[np.int64]) -> Batch:
+        """The batches of these rounds for the clients (rounds, n) taking part: examples and loss_weights are (rounds, n, steps, b)."""
+        shape = (*clients.shape, self.steps, self.size)
+        batch = Batch(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+        for t, taking_part, examples, loss_weights in zip(rounds, clients.tolist(), *batch, strict=True):
+            for i, client in enumerate(taking_part):
+                if len(own := self.owned[client]):
+                    self._draw_one(own, stream(self.seed, self.name, t, client), examples[i], loss_weights[i])
+        return batch
+
+    def _draw_one(self, own: Indices, rng: np.random.Generator, examples: Indices, loss_weights: NDArray[np.float32]) -> None:
+        """Fills in one client's steps (steps, b)."""
+        examples[:] = np.resize(own, examples.shape)  # what counts nothing repeats own examples
+        steps = -(-len(own) // self.size)  # of an epoch
+        counts = np.full(steps, self.size)
+        counts[-1] = len(own) - (steps - 1) * self.size
+        used = np.arange(self.size) < counts[:, None]  # (steps, b)
+        for first in range(0, self.epochs * steps, steps):
+            examples[first : first + steps][used] = rng.permutation(own)
+            loss_weights[first : first + steps] = used / counts[:, None] if self.mean else used
+
+
+def draw_clients(
+    seed: int, rounds: Sequence[int], num_clients: int, clients_per_round: int, fixed: tuple[int, int] | None = None
+) -> NDArray[np.int64]:
+    """(rounds, n) ids of the clients that take part, in ascending order, so that malicious ones stay first.
+
+    fixed: None, all clients are drawn alike. (m, malicious): every round has exactly m of the `malicious` clients 0, 1, ...; the others
+    are honest.
+
+    >>> draw_clients(0, [1, 2], 10, 4, fixed=(1, 3))[:, 0] < 3
+    array([ True,  True])
+    """
     everyone = np.arange(num_clients)
-    if per_round == num_clients:
+    if clients_per_round == num_clients:
         return np.tile(everyone, (len(rounds), 1))
-    return np.stack([np.sort(stream(seed, "clients", t).choice(everyone, per_round, replace=False)) for t in rounds])
+    if fixed is None:
+        return np.stack([np.sort(stream(seed, "clients", t).choice(everyone, clients_per_round, replace=False)) for t in rounds])
+    m, malicious = fixed
+    groups = (everyone[:malicious], m), (everyone[malicious:], clients_per_round - m)
+    streams = [stream(seed, "clients", t) for t in rounds]
+    return np.stack([np.sort(np.concatenate([rng.choice(*group, replace=False) for group in groups])) for rng in streams])
 
 
 def draw_shifts(seed: int, purpose: str, rounds: Sequence[int], shape: tuple[int, ...], clients: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -34,6 +34,7 @@ def build_task(
         num_clients=run.num_clients,
         num_classes=examples.num_classes,
         bias=run.bias,
+        split=run.split,
         root_size=run.root_size,
         root_bias=run.root_bias,
         root_sampling=run.root_sampling,

@@ -1,9 +1,11 @@
-"""Who holds which examples: the paper's split by bias q among n clients, and the server's root set, which nobody else holds.
+"""Who holds which examples: how the training examples are split over the clients, and the server's root set, which nobody else holds.
 
-k training examples with labels 0..M-1; every function returns indices into them, in ascending order.
+k training examples with labels 0..M-1, n clients. A split says for each example which client gets it, so no example has two clients.
+This file: what a split is, and the simplest ones. `splits_sorted.py`: by order of labels. `splits_drawn.py`: by shares drawn at random.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -11,9 +13,11 @@ from numpy.typing import NDArray
 
 from fltrust.errors import InputError
 from fltrust.registry import SPLITS, Registry
+from fltrust.tasks.root import check_labels, sample_root
 
 Indices = NDArray[np.int64]
-BIASED_CLASS = 1  # the class that the paper's biased root set (case II) favours
+Labels = NDArray[np.integer]
+NOBODY = -1  # the client of an example that the split leaves out
 
 
 class Partition(NamedTuple):
@@ -22,30 +26,30 @@ class Partition(NamedTuple):
 
 
 def partition(
-    labels: NDArray[np.integer],
-    owners: NDArray[np.integer] | None,
+    labels: Labels,
+    owners: Labels | None,
     *,
     num_clients: int,
     num_classes: int,
-    bias: float | None,
+    bias: float | None = None,
+    split: "Split | None" = None,
     root_size: int,
     root_bias: float | None = None,
     root_sampling: str = "quota",
     rng: np.random.Generator,
 ) -> Partition:
-    """Splits the examples by bias q, or by their owners where the data know them (then bias is None), and takes the root set out.
+    """Splits the examples by `split`, else by bias q, else by their owners, and takes the root set out. All indices are ascending.
 
-    Every example first gets its client, then the root set is drawn from all of them and removed: since examples are placed
-    independently, this is the same as taking it out before, and the clients' data hardly change with the root set's size.
+    Every example first gets its client, then the root set is drawn from all of them and removed. So the clients' data hardly change with
+    the root set's size. The sizes that a split promises are those before the root set is removed.
     """
-    if owners is None:
-        if bias is None:
-            raise InputError("these data have no owners: a bias q in (0, 1] must say how they are split")
-        clients = split_by_bias(labels, num_clients, num_classes, bias, rng)
-    else:
-        if bias is not None:
-            raise InputError(f"a bias of {bias} makes no sense for data that are split by their owners")
-        clients = split_by_owner(owners, num_clients)
+    if split is None and bias is not None and owners is not None:
+        raise InputError(
+            f"a bias of {bias} makes no sense for data that are split by their owners; to ignore the owners, give a split: "
+            f'split = {{ name = "bias", q = {bias} }}'
+        )
+    split = split or (Users() if bias is None else Bias(bias))
+    clients = split(labels, owners, num_clients, num_classes, rng)
     if root_sampling == "quota":
         root = sample_root(labels, root_size, num_classes, rng, root_bias)
     else:
@@ -55,86 +59,150 @@ def partition(
     return Partition([own[~in_root[own]] for own in clients], root)
 
 
-def split_by_bias(labels: NDArray[np.integer], num_clients: int, num_classes: int, bias: float, rng: np.random.Generator) -> list[Indices]:
-    """The clients are split at random into M groups (Section VI-A of the paper; Fang et al. 2020).
+class Unsplit(NamedTuple):
+    """What a split is given."""
 
-    An example of label l goes to group l with probability q and to any other with (1 - q) / (M - 1), and within the group to any
-    client with the same probability; q = 1/M is IID. Groups differ by at most one client; each needs at least one.
-    """
-    _check_labels(labels, num_classes)
-    if not 0 < bias <= 1:
-        raise InputError(f"a bias q of {bias}: it must be in (0, 1]")
-    if num_clients < num_classes:
-        raise InputError(f"{num_clients} clients for {num_classes} classes: the split by bias needs at least one client per class")
-    groups = np.array_split(rng.permutation(num_clients), num_classes)
-    stays = rng.random(len(labels)) < bias
-    other = rng.integers(num_classes - 1, size=len(labels))
-    other += other >= labels  # any group but the label's own
-    group = np.where(stays, labels, other)
-    start = np.cumsum([0, *(len(members) for members in groups)])  # group g's clients stand at start[g] .. start[g+1]
-    client = np.concatenate(groups)[rng.integers(start[group], start[group + 1])]  # (k,)
-    return _held_by(client, num_clients)
-
-
-def split_by_owner(owners: NDArray[np.integer], num_clients: int) -> list[Indices]:
-    """Every user is a client (the paper's HAR)."""
-    users = int(owners.max()) + 1
-    if users != num_clients or owners.min() < 0:
-        raise InputError(f"{num_clients} clients for data of {users} users: each user is a client, so there are {users}")
-    return _held_by(owners, num_clients)
-
-
-def sample_root(labels: NDArray[np.integer], size: int, num_classes: int, rng: np.random.Generator, bias: float | None = None) -> Indices:
-    """The server's root set: exact numbers per class, drawn without replacement.
-
-    Case I (bias None): the same number of every class. Case II: int(bias * size) of class 1, and the same number of every other. What
-    does not divide evenly goes to classes drawn at random, at most one more each.
-    """
-    _check_labels(labels, num_classes)
-    if not 1 <= size <= len(labels):
-        raise InputError(f"a root set of {size:,} examples out of {len(labels):,}: it needs 1 to {len(labels):,}")
-    if bias is not None and not 0 <= bias <= 1:
-        raise InputError(f"a root bias of {bias}: it must be in [0, 1]")
-    quota = np.zeros(num_classes, np.int64)  # (M,)
-    even = np.arange(num_classes)
-    if bias is not None:
-        quota[BIASED_CLASS] = int(bias * size)
-        even = np.delete(even, BIASED_CLASS)
-    rest = size - int(quota.sum())
-    quota[even] = rest // len(even)
-    quota[rng.permutation(even)[: rest % len(even)]] += 1
-    available = np.bincount(labels, minlength=num_classes)
-    if (short := np.flatnonzero(quota > available)).size:
-        raise InputError(
-            f"the root set needs {quota[short[0]]:,} examples of class {short[0]}, the training data have {available[short[0]]:,}"
-        )
-    chosen = [rng.permutation(np.flatnonzero(labels == label))[: quota[label]] for label in range(num_classes)]
-    return np.sort(np.concatenate(chosen))
-
-
-def _held_by(client: NDArray[np.integer], num_clients: int) -> list[Indices]:
-    """(k,) the client of each example -> the examples of each client."""
-    by_client = np.argsort(client, kind="stable")
-    return np.split(by_client, np.cumsum(np.bincount(client, minlength=num_clients))[:-1])
-
-
-def _check_labels(labels: NDArray[np.integer], num_classes: int) -> None:
-    if num_classes < 2:
-        raise InputError(f"{num_classes} classes: at least 2 are needed")
-    if not len(labels) or labels.min() < 0 or labels.max() >= num_classes:
-        raise InputError(
-            f"labels must be 0 to {num_classes - 1}" + (f", got {labels.min()} to {labels.max()}" if len(labels) else ", got none")
-        )
+    labels: Labels  # (k,): the class of each example; (k, ...) where the task has no classes
+    owners: Labels | None  # (k,): the user of each example, where the data say so
+    num_clients: int
+    num_classes: int
 
 
 @dataclass(frozen=True)
 class Split:
-    """How training examples are split over clients: a frozen dataclass of its parameters."""
+    """How training examples are split over clients: a frozen dataclass of its parameters.
+
+    A split of one's own defines `assign`, and gets its name from `@SPLITS.register("in-turn")`:
+
+    >>> @dataclass(frozen=True)
+    ... class InTurn(Split):
+    ...     def assign(self, data, rng):
+    ...         return np.arange(len(data.labels)) % data.num_clients
+    >>> InTurn()(np.zeros(5, int), None, 2, 10, np.random.default_rng(0))
+    [array([0, 2, 4]), array([1, 3])]
+    """
 
     registry: ClassVar[Registry] = SPLITS
+    keeps_all: ClassVar[bool] = True  # whether every example gets a client
+
+    def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
+        """(k,): the client of each example, 0..n-1, or NOBODY."""
+        raise InputError(f"{type(self).__name__} must define assign")
 
     def __call__(
-        self, labels: NDArray[np.integer], owners: NDArray[np.integer] | None, num_clients: int, num_classes: int, rng: np.random.Generator
+        self, labels: Labels, owners: Labels | None, num_clients: int, num_classes: int, rng: np.random.Generator
     ) -> list[Indices]:
         """The examples of each client, in ascending order; each example belongs to at most one client."""
-        raise InputError(f"{type(self).__name__} must define __call__")
+        if num_clients < 1:
+            raise InputError(f"{num_clients} clients: at least 1 is needed")
+        client = np.asarray(self.assign(Unsplit(labels, owners, num_clients, num_classes), rng))
+        if client.shape != labels.shape[:1] or not np.issubdtype(client.dtype, np.integer):
+            raise InputError(
+                f"{type(self).__name__} must give one client for each of {len(labels):,} examples, "
+                f"not {client.dtype} of shape {client.shape}"
+            )
+        if len(client) and (client.min() < NOBODY or client.max() >= num_clients):
+            raise InputError(f"{type(self).__name__} gave an example to client {client.min()} or {client.max()} of {num_clients}")
+        order = np.argsort(client, kind="stable")
+        edges = np.searchsorted(client[order], np.arange(num_clients + 1))
+        return [order[first:last] for first, last in pairwise(edges)]
+
+
+@SPLITS.register("bias", label="Bias q", reference="Fang et al., USENIX Security 2020")
+@dataclass(frozen=True)
+class Bias(Split):
+    """The paper's split by bias q, in which each class prefers one group of clients (Section VI-A; Fang et al. 2020).
+
+    The clients are split at random into M groups. An example of label l goes to group l with probability q and to any other with
+    (1 - q) / (M - 1), and within the group to any client with the same probability; q = 1/M is IID. Groups differ by at most one client;
+    each needs at least one. `Experiment.bias` is the short way to ask for it.
+
+    q: share of each class that goes to its own group, above 0 and at most 1 (default 0.5).
+
+    >>> labels = np.array([0, 0, 1, 1])
+    >>> sorted(own.tolist() for own in Bias(q=1.0)(labels, None, 2, 2, np.random.default_rng(0)))
+    [[0, 1], [2, 3]]
+    """
+
+    q: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.q <= 1:
+            raise InputError(f"a bias q of {self.q}: it must be in (0, 1]")
+
+    def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
+        labels, num_clients, num_classes = data.labels, data.num_clients, data.num_classes
+        check_labels(labels, num_classes)
+        if num_clients < num_classes:
+            raise InputError(f"{num_clients} clients for {num_classes} classes: the split by bias needs at least one client per class")
+        groups = np.array_split(rng.permutation(num_clients), num_classes)
+        stays = rng.random(len(labels)) < self.q
+        other = rng.integers(num_classes - 1, size=len(labels))
+        other += other >= labels  # any group but the label's own
+        group = np.where(stays, labels, other)
+        start = np.cumsum([0, *(len(members) for members in groups)])  # group g's clients stand at start[g] .. start[g+1]
+        return np.concatenate(groups)[rng.integers(start[group], start[group + 1])]
+
+
+@SPLITS.register("users", label="Users", reference="Caldas et al., LEAF, 2018")
+@dataclass(frozen=True)
+class Users(Split):
+    """Every user's examples stay together: with as many clients as users, each user is a client (the paper's HAR).
+
+    Fewer clients: users are dealt at random, and the numbers of users of two clients differ by at most one. More clients: refused, or
+    with `divide` users' examples are cut at random into equal parts, one more part for whoever has the largest parts, until there are
+    enough; every client then has examples of one user.
+
+    divide: whether one user's examples may go to several clients (default False).
+
+    >>> owners = np.array([0, 0, 1, 1, 2, 2])
+    >>> [own.tolist() for own in Users()(np.zeros(6, int), owners, 3, 10, np.random.default_rng(0))]
+    [[0, 1], [2, 3], [4, 5]]
+    """
+
+    divide: bool = False
+
+    def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
+        owners, n = data.owners, data.num_clients
+        if owners is None:
+            raise InputError("these data have no owners: a bias q in (0, 1] or a split must say how they are split")
+        if owners.shape != data.labels.shape[:1] or not len(owners) or owners.min() < 0:
+            raise InputError(f"{len(data.labels):,} examples need the number (0, 1, ...) of the user of each")
+        users = int(owners.max()) + 1
+        if n == users:
+            return owners.astype(np.int64)
+        if n < users:
+            return rng.permutation(evenly(users, n))[owners]
+        if not self.divide:
+            raise InputError(f"{n} clients for data of {users} users: there can be at most {users}, or more with divide = true")
+        return self._divided(owners, users, n, rng)
+
+    def _divided(self, owners: Labels, users: int, n: int, rng: np.random.Generator) -> Indices:
+        held = np.bincount(owners, minlength=users)
+        parts = np.ones(users, np.int64)
+        for _ in range(n - users):
+            parts[np.argmax(held / parts)] += 1
+        first = np.cumsum(parts) - parts  # user u's clients are first[u] .. first[u] + parts[u] - 1
+        client = np.empty(len(owners), np.int64)
+        for user in range(users):
+            client[owners == user] = first[user] + rng.permutation(evenly(int(held[user]), int(parts[user])))
+        return client
+
+
+@SPLITS.register("iid", label="IID")
+@dataclass(frozen=True)
+class IID(Split):
+    """Examples at random, the same number for every client (to within one).
+
+    >>> [len(own) for own in IID()(np.zeros(7, int), None, 3, 10, np.random.default_rng(0))]
+    [3, 2, 2]
+    """
+
+    def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
+        return rng.permutation(evenly(len(data.labels), data.num_clients))
+
+
+def evenly(count: int, parts: int) -> Indices:
+    """(count,): the part of each place, in ascending order; the parts' sizes differ by at most one, larger ones first."""
+    small, larger = divmod(count, parts)
+    return np.repeat(np.arange(parts), small + (np.arange(parts) < larger))

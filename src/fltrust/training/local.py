@@ -107,6 +107,8 @@ def _threads_over_clients(job: Job) -> Tensor:
         for i in clients:
             update = updates[i].zero_()
             for step in range(job.inputs.shape[1]):
+                if not job.loss_weights[i, step].any():  # a client without examples, or one that has finished its epochs
+                    continue
                 with torch.no_grad():
                     for parameter, part in zip(trainable(module), model.split(weights + update), strict=True):
                         parameter.copy_(part)
@@ -120,8 +122,6 @@ def _threads_over_clients(job: Job) -> Tensor:
 
 def _gradient(module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
     used = loss_weights != 0
-    if not used.any():  # a client without examples learns nothing
-        return torch.zeros(sum(parameter.numel() for parameter in trainable(module)), dtype=loss_weights.dtype)
     if not used.all():  # batch norm must not see what only fills up a batch
         inputs, targets, loss_weights = inputs[used], targets[used], loss_weights[used]
     if inputs.dim() == 4:
