@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import Attack, Knowledge
+from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.triggers import Trigger
 
@@ -27,6 +28,8 @@ class LabelFlip(Attack):
     alone = True
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        if not num_classes:
+            raise InputError("label flipping needs classes: these targets are numbers")
         return images, num_classes - 1 - labels
 
 
