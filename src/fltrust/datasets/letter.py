@@ -64,7 +64,7 @@ LETTER = Dataset(
                 "bias": 0.5,
                 "rounds": 500,
                 "batch_size": 32,
-                "global_lr": 0.03,
+                "global_lr": 0.1,
                 "standardise": True,
                 "root_size": 104,  # four of each letter
             },
