@@ -23,7 +23,23 @@ from typer.testing import CliRunner
 
 from fltrust import datasets
 from fltrust.cli.data import app
-from fltrust.datasets import DATASETS, Download, Examples, ch_mnist, check, cifar10, data_folder, fetch, har, load, locate, mnist, mnist_5k
+from fltrust.datasets import (
+    FAMILIES,
+    Download,
+    Examples,
+    ch_mnist,
+    check,
+    cifar10,
+    data_folder,
+    fetch,
+    har,
+    letter,
+    load,
+    locate,
+    mnist,
+    mnist_5k,
+    shakespeare,
+)
 from fltrust.errors import InputError
 from fltrust.randomness import stream
 
@@ -106,7 +122,7 @@ def test_idx_files(tmp_path: Path, name: str, files: Contents) -> None:
 
 def test_an_original_has_no_warning_packed_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {name: f"md5:{hashlib.md5(data).hexdigest()}" for name, data in PLAIN.items()}
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], known=known))
+    monkeypatch.setitem(FAMILIES, "mnist", replace(FAMILIES["mnist"], known=known))
     for folder, files in (("a", PLAIN), ("b", PACKED)):
         put(tmp_path / folder / "mnist", files)
         assert load("mnist", tmp_path / folder).warnings == ()
@@ -338,7 +354,7 @@ MEMBERS = CIFAR["bin in its folder"]
 )
 def test_damaged_cifar_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Contents, words: str) -> None:
     monkeypatch.setattr(cifar10, "ARCHIVE_BYTES", 200_000)
-    monkeypatch.setitem(DATASETS, "cifar-10", replace(DATASETS["cifar-10"], max_bytes=200_000))
+    monkeypatch.setitem(FAMILIES, "cifar-10", replace(FAMILIES["cifar-10"], max_bytes=200_000))
     put(tmp_path / "cifar-10", files)
     refused("cifar-10", tmp_path, words)
 
@@ -640,7 +656,7 @@ def homes(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
         Download(name, f"sha256:{hashlib.sha256(data).hexdigest()}", (f"{base}/first/{name}", f"{base}/second/{name}"))
         for name, data in PACKED.items()
     )
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], downloads=downloads))
+    monkeypatch.setitem(FAMILIES, "mnist", replace(FAMILIES["mnist"], downloads=downloads))
     return server
 
 
@@ -731,7 +747,90 @@ def test_fetch_without_pooch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         fetch("mnist", tmp_path)
 
 
-@pytest.mark.parametrize("dataset", DATASETS.values(), ids=lambda dataset: dataset.name)
+# Letter
+
+
+def letters(count: int = letter.LETTERS) -> bytes:
+    labels, features = RNG.integers(26, size=count), RNG.integers(16, size=(count, 16))
+    return "".join(f"{chr(65 + label)},{','.join(map(str, row))}\n" for label, row in zip(labels, features, strict=True)).encode()
+
+
+def test_letters(tmp_path: Path) -> None:
+    data = letters()
+    put(tmp_path / "letter", {letter.FILE: data})
+    examples = load("letter", tmp_path)
+    rows = [line.split(b",") for line in data.splitlines()]
+    assert examples.train.dtype == np.float32
+    assert (examples.train.shape, examples.test.shape, examples.num_classes) == ((16000, 16), (4000, 16), 26)
+    assert np.array_equal(np.concatenate([examples.train, examples.test]), np.array([row[1:] for row in rows], np.float32))
+    assert np.concatenate([examples.train_labels, examples.test_labels]).tolist() == [row[0][0] - 65 for row in rows]
+    assert len(examples.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data[: len(data) // 2], "lines, expected 20,000"),
+        (lambda data: b"a" + data[1:], "no letter at the start of line 1"),
+        (lambda data: b"AB" + data[2:], "no letter at the start of line 1"),
+        (lambda data: b"A,16" + data[data.index(b",", 2) :], "outside 0 to 15"),
+        (lambda data: b"A,-1" + data[data.index(b",", 2) :], "outside 0 to 15"),
+        (lambda data: b"A,x" + data[data.index(b",", 2) :], "not a table of numbers"),
+        (lambda data: b"A,1," + data[2:], "not a table of numbers"),
+        (lambda data: b"\n".join(line[: line.rindex(b",")] for line in data.splitlines()), "has 15 columns, expected 16"),
+    ],
+)  # fmt: skip
+def test_damaged_letters(tmp_path: Path, change: Callable[[bytes], bytes], words: str) -> None:
+    put(tmp_path / "letter", {letter.FILE: change(letters())})
+    refused("letter", tmp_path, words)
+
+
+# Shakespeare
+
+
+def play() -> bytes:
+    """Two roles with enough to say, who take turns, and one with too little."""
+    lines = {"FIRST": "abcdefghij" * 9, "SECOND": "Klm, nop?\nqrs tuv" * 6, "PAGE": "Ho!"}
+    return "\n".join(f"{role}:\n{lines[role]}\n" for role in ["FIRST", "SECOND"] * 30 + ["PAGE"]).encode()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_roles_are_users_and_targets_are_the_next_characters(tmp_path: Path, packed: bool) -> None:
+    put(tmp_path / "shakespeare", {"input.txt.gz": gzip.compress(play())} if packed else {"input.txt": play()})
+    examples = load("shakespeare", tmp_path)
+    assert examples.train.dtype == np.int64
+    assert examples.owners is not None
+    said = [("abcdefghij" * 9 + "\n") * 30, ("Klm, nop?\nqrs tuv" * 6 + "\n") * 30]
+    for user, text in enumerate(said):
+        own = examples.owners == user
+        windows = (len(text) - 1) // 40
+        assert own.sum() == round(0.8 * windows)
+        read = "".join(shakespeare.ALPHABET[token] for token in examples.train[own].ravel())
+        answers = "".join(shakespeare.ALPHABET[token] for token in examples.train_labels[own].ravel())
+        assert read == text[: len(read)]
+        assert answers == text[1 : len(read) + 1]
+    assert len(examples.train) + len(examples.test) == sum((len(text) - 1) // 40 for text in said)
+    assert examples.num_classes == 65
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no role"),
+        (b"ROMEO:\nAy me!\n", "no role with 2,000"),
+        (play() + b"\xff", "an unexpected character at place"),
+        (play() * 2000, "larger"),
+    ],
+)
+def test_damaged_plays(tmp_path: Path, data: bytes, words: str) -> None:
+    put(tmp_path / "shakespeare", {"input.txt": data})
+    refused("shakespeare", tmp_path, words)
+
+
+# All of them
+
+
+@pytest.mark.parametrize("dataset", FAMILIES.values(), ids=lambda dataset: dataset.name)
 def test_registry_is_complete(dataset: datasets.Dataset, tmp_path: Path) -> None:
     assert dataset.package or dataset.downloads
     for download in dataset.downloads:
@@ -758,7 +857,7 @@ def test_list_says_what_is_here(tmp_path: Path) -> None:
     code, output = cli("list", "--data-dir", tmp_path)
     rows = {line.split("│")[1].strip(): line for line in output.splitlines() if line.startswith("│")}
     assert code == 0
-    assert set(rows) == set(DATASETS)
+    assert set(rows) == set(FAMILIES)
     assert "yes" in rows["mnist"]
     assert str(tmp_path / "mnist") in rows["mnist"]
     assert "yes" in rows["mnist-5k"]
@@ -801,6 +900,8 @@ REAL = {
     "cifar-10": ((50000, 3, 32, 32), (10000, 3, 32, 32)),
     "har": ((7723, 561), (2576, 561)),
     "ch-mnist": ((4000, 1, 64, 64), (1000, 1, 64, 64)),
+    "letter": ((16000, 16), (4000, 16)),
+    "shakespeare": ((18309, 40), (4581, 40)),
 }
 
 
@@ -811,5 +912,5 @@ def test_real_files(name: str) -> None:
     examples = load(name)
     assert (examples.train.shape, examples.test.shape) == REAL[name]
     assert len(examples.train_labels) == len(examples.train)
-    assert len(np.unique(examples.train_labels)) == examples.num_classes
+    assert len(np.unique(examples.train_labels)) == examples.num_classes - (name == "shakespeare")  # only a small role says "&"
     assert "damaged" not in {file.state for file in check(name)}

@@ -1,6 +1,7 @@
 """Local training: both fast ways against torch.optim.SGD, client by client."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,13 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fltrust.models import CNN, LogisticRegression, Model, ResNet20, initialise
-from fltrust.training.local import _batched_clients, _threads_over_clients, local_updates
+from fltrust.models import CNN, GRU, MLP, LogisticRegression, Model, ResNet20, initialise
+from fltrust.objectives import BinaryCrossEntropy, CrossEntropy, Objective
+from fltrust.training.local import Job, _batched_clients, _threads_over_clients, local_updates
 
 WAYS = {"threads over clients": _threads_over_clients, "batched clients": _batched_clients}
 
 
-def by_hand(module: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, lr: float) -> Tensor:
+def one_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def by_hand(
+    module: nn.Module,
+    weights: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    share: Tensor,
+    lr: float,
+    loss: Callable[[Tensor, Tensor], Tensor] = one_class,
+) -> Tensor:
     """The oracle: one client after the other, with PyTorch's own optimiser."""
     updates = []
     for i in range(len(images)):
@@ -23,7 +37,7 @@ def by_hand(module: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, 
         optimiser = torch.optim.SGD(local.parameters(), lr=lr)
         for step in range(images.shape[1]):
             optimiser.zero_grad()
-            (cross_entropy(local(images[i, step]), labels[i, step], reduction="none") * share[i, step]).sum().backward()
+            (loss(local(images[i, step]), labels[i, step]) * share[i, step]).sum().backward()
             optimiser.step()
         updates.append(nn.utils.parameters_to_vector(local.parameters()).detach() - weights)
     return torch.stack(updates)
@@ -33,6 +47,7 @@ CASES = {
     "cnn": (CNN, (1, 28, 28)),
     "cnn, other shape": (CNN, (3, 16, 20)),
     "logistic": (LogisticRegression, (17,)),
+    "mlp": (MLP, (17,)),
     "resnet20": (ResNet20, (3, 8, 8)),
 }
 
@@ -50,9 +65,42 @@ def test_equals_sgd_in_float64(way: str, case: str, steps: int) -> None:
     share = torch.rand(3, steps, 5, generator=chance, dtype=torch.float64)
     weights = model.initial_weights.double()
     expected = by_hand(module, weights, images, labels, share, 0.05)
-    updates = WAYS[way](model, weights, images, labels, share, 0.05)
+    updates = WAYS[way](Job(model, weights, images, labels, share, 0.05, "float32", CrossEntropy()))
     assert (updates - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
     assert expected.norm(dim=1).min() > 1e-3  # there was something to compare
+
+
+class SquaredError(Objective):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().flatten(1).mean(1)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("kind", ["tokens", "labels", "numbers"])
+@pytest.mark.parametrize("way", WAYS)
+def test_other_objectives_equal_sgd_in_float64(way: str, kind: str, steps: int) -> None:
+    chance = torch.Generator().manual_seed(1)
+    features = torch.rand(3, steps, 5, 6, generator=chance, dtype=torch.float64)
+    tokens, labels = (torch.randint(0, high, (3, steps, 5, 6), generator=chance) for high in (9, 2))
+    network, inputs, targets, objective, loss = {
+        "tokens": (
+            GRU((6,), 9),
+            tokens,
+            tokens.flip(-1),
+            CrossEntropy(),
+            lambda out, y: cross_entropy(out.mT, y, reduction="none").mean(1),
+        ),
+        "labels": (MLP((6,), 6), features, labels, BinaryCrossEntropy(), lambda out, y: -(out * (2 * y - 1)).sigmoid().log().mean(1)),
+        "numbers": (MLP((6,), 6), features, 2 * features, SquaredError(), lambda out, y: (out - y).square().mean(1)),
+    }[kind]
+    module = initialise(network, np.random.default_rng(0), "torch")
+    model = Model(module)
+    share = torch.rand(3, steps, 5, generator=chance, dtype=torch.float64)
+    weights = model.initial_weights.double()
+    expected = by_hand(module, weights, inputs, targets, share, 0.05, loss)
+    updates = WAYS[way](Job(model, weights, inputs, targets, share, 0.05, "float32", objective))
+    assert (updates - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+    assert expected.norm(dim=1).min() > 1e-3
 
 
 @pytest.mark.parametrize("network", [CNN((1, 28, 28), 10), ResNet20((1, 28, 28), 10)], ids=["cnn", "batch norm"])
@@ -89,7 +137,7 @@ def test_frozen_parameters_stay_and_unused_ones_do_not_move() -> None:
     assert model.d == 15 + 6
     images, labels, share = torch.rand(2, 1, 6, 4), torch.randint(0, 3, (2, 1, 6)), torch.ones(2, 1, 6)
     for way in WAYS.values():
-        updates = way(model, model.initial_weights, images, labels, share, 1.0)
+        updates = way(Job(model, model.initial_weights, images, labels, share, 1.0, "float32", CrossEntropy()))
         assert updates[:, :15].abs().min(1).values.max() > 0
         assert not updates[:, 15:].any()
 

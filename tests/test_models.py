@@ -6,20 +6,41 @@ import torch
 from torch import nn
 
 from fltrust.errors import InputError
-from fltrust.models import CNN, LogisticRegression, Model, ResNet20, initialise
+from fltrust.models import CNN, GRU, MLP, LogisticRegression, Model, ResNet20, initialise
 
 
 def test_sizes() -> None:
     assert Model(CNN((1, 28, 28), 10)).d == 139_960
     assert Model(LogisticRegression((561,), 6)).d == 561 * 6 + 6
+    assert Model(MLP((4, 4), 26)).d == 16 * 128 + 128 + 128 * 26 + 26
+    assert Model(GRU((40,), 65)).d == 65 * 8 + 3 * 128 * (8 + 128 + 2) + 128 * 65 + 65
     # He et al. report 0.27 M for ResNet-20: 19 convolutions, their batch norms, one linear layer
     assert Model(ResNet20((3, 32, 32), 10)).d == 269_722
 
 
 @pytest.mark.parametrize("network", [CNN, ResNet20])
 def test_a_network_for_images_refuses_features(network: type[CNN] | type[ResNet20]) -> None:
-    with pytest.raises(InputError, match=r"cannot take examples of shape \(561,\): model 'logistic' can"):
+    with pytest.raises(InputError, match=r"cannot take examples of shape \(561,\): models 'logistic' and 'mlp' can"):
         network((561,), 6)
+
+
+def test_it_is_a_gru() -> None:
+    ours = initialise(GRU((7,), 11), np.random.default_rng(0), "torch")
+    assert isinstance(ours, GRU)
+    theirs = nn.GRU(8, 128, batch_first=True)
+    with torch.no_grad():
+        for name, layer in (("ih", ours.into), ("hh", ours.again)):
+            getattr(theirs, f"weight_{name}_l0").copy_(layer.weight)
+            getattr(theirs, f"bias_{name}_l0").copy_(layer.bias)
+    tokens = torch.randint(0, 11, (5, 7), generator=torch.Generator().manual_seed(0))
+    expected = ours.output(theirs(ours.embedding.weight.T[tokens])[0])
+    assert expected.shape == (5, 7, 11)
+    torch.testing.assert_close(ours(tokens), expected)
+
+
+def test_a_network_for_tokens_refuses_images() -> None:
+    with pytest.raises(InputError, match=r"token sequences cannot take examples of shape \(1, 28, 28\)"):
+        GRU((1, 28, 28), 10)
 
 
 def test_resnet_halves_the_image_twice() -> None:
@@ -54,7 +75,7 @@ def test_weights_are_split_in_the_order_of_the_parameters() -> None:
     for part, parameter in zip(model.split(model.initial_weights), module.parameters(), strict=True):
         assert torch.equal(part, parameter)
     images = torch.rand(3, 1, 28, 28)
-    torch.testing.assert_close(model.logits(model.initial_weights, images), module(images))
+    torch.testing.assert_close(model.outputs(model.initial_weights, images), module(images))
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 26, 31), (1, 24, 25), (2, 27, 10)])
@@ -74,7 +95,7 @@ def test_batch_norm_is_measured_with_the_root_sets_statistics() -> None:
     # With the root set's statistics an example's logits do not depend on its company ...
     torch.testing.assert_close(predict(torch.cat([one, root]))[:1], predict(one))
     # ... and the root set itself has nearly the logits of training (which takes the biased variance).
-    torch.testing.assert_close(predict(root), model.logits(weights, root), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(predict(root), model.outputs(weights, root), rtol=0.02, atol=0.02)
     # The next root set's statistics replace them.
     before = predict(one)
     assert not torch.allclose(model.frozen(weights, 3 * root)(one), before, atol=1e-3)
@@ -84,7 +105,7 @@ def test_batch_norm_is_measured_with_the_root_sets_statistics() -> None:
 def test_training_leaves_no_trace_in_the_module() -> None:
     model = Model(ResNet20((3, 8, 8), 4))
     before = model.initial_weights.clone()
-    model.logits(before, torch.rand(4, 3, 8, 8))
+    model.outputs(before, torch.rand(4, 3, 8, 8))
     assert not list(model.module.buffers())
     assert torch.equal(torch.cat([parameter.reshape(-1) for parameter in model.module.parameters()]), before)
 

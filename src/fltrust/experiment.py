@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fltrust.codec import built, built_or_absent, canonical, checked, plain
 from fltrust.errors import InputError
-from fltrust.registry import ATTACKS, DATASETS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, Registry, known
+from fltrust.registry import ATTACKS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, Registry, known
 
 if TYPE_CHECKING:
     from fltrust.attacks import Attack
@@ -126,10 +126,16 @@ class Experiment:
         None that are left out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the
         data set's. A `split` replaces the data set's bias, and a `bias` its split.
         """
-        profile = DATASETS.entry(dataset).kind
+        from fltrust.datasets import profile_of  # reads data sets, which an experiment can be declared without
+
+        profile = profile_of(dataset)
         for name in changes:
             known("field", name, _FIELDS)
-        settings = {**profile.settings, **checked(Experiment, changes, {})}
+        for name in profile.settings:
+            known(f"setting of {dataset}", name, [field for field in _FIELDS if field not in ("dataset", "rule", "attack")])
+        settings = checked(Experiment, {**profile.settings, **changes}, {})
+        for name in ("model", "num_clients", "malicious", "rounds", "batch_size", "global_lr"):
+            _require(name in settings, f"{dataset} does not set {name!r}: say it there or with the experiment; no other data's is used")
         if changes.get("split") is not None:
             _require(changes.get("bias") is None, "both a bias and a split are given: give one of them")
             settings["bias"] = None
@@ -141,7 +147,8 @@ class Experiment:
         _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
         settings.setdefault("clients_per_round", settings["num_clients"])
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
-            settings["malicious"] = round(settings["malicious"] / profile.settings["num_clients"] * settings["num_clients"])
+            usual = profile.settings.get("num_clients", settings["num_clients"])
+            settings["malicious"] = round(settings["malicious"] / usual * settings["num_clients"])
         expected = per_round(settings["malicious"], settings["clients_per_round"], settings["num_clients"])
         told = {"tolerate": expected, "trim": expected, "trigger": profile.trigger}
         settings |= {"rule": rule, "attack": attack}

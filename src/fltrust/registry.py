@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from fltrust.errors import InputError
@@ -139,16 +140,17 @@ ATTACKS = Registry("attacks", "fltrust.attacks")
 MODELS = Registry("models", "fltrust.models")
 SPLITS = Registry("splits", "fltrust.tasks.splits", "fltrust.tasks.splits_sorted", "fltrust.tasks.splits_drawn")
 METRICS = Registry("metrics", "fltrust.metrics")
+OBJECTIVES = Registry("objectives", "fltrust.objectives")
 OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")
 
 
-def load_plugin(path: Path) -> None:
+def load_plugin(path: Path) -> ModuleType:
     """Imports a Python file, which registers what it defines. Loading it twice is the same as once."""
     path = path.resolve()
     name = f"fltrust_plugin_{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
-        return
+        return loaded
     if not path.is_file():
         raise InputError(f"there is no plug-in {path}")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -163,10 +165,11 @@ def load_plugin(path: Path) -> None:
         raise InputError(f"the plug-in {path}: {problem}") from problem
     except Exception as problem:
         del sys.modules[name]
-        raise InputError(f"the plug-in {path} cannot be loaded: {_where(problem, path)}{type(problem).__name__}: {problem}") from problem
+        raise InputError(f"the plug-in {path} cannot be loaded: {where_in(problem, path)}{type(problem).__name__}: {problem}") from problem
+    return module
 
 
-def _where(problem: BaseException, path: Path) -> str:
+def where_in(problem: BaseException, path: Path) -> str:
     """The line of the file in which it happened."""
     line, trace = 0, problem.__traceback__
     while trace is not None:

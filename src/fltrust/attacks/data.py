@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import Attack, Knowledge
+from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.triggers import Trigger
 
@@ -27,6 +28,8 @@ class LabelFlip(Attack):
     alone = True
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+        if not num_classes:
+            raise InputError("label flipping needs classes: these targets are numbers")
         return images, num_classes - 1 - labels
 
 
@@ -43,6 +46,10 @@ class Scaling(Attack):
     factor: float | None = None
 
     alone = True
+
+    def __post_init__(self) -> None:
+        if self.trigger is None:
+            raise InputError("the Scaling attack must be told its trigger: these data have none of their own")
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         target = torch.full_like(labels, self.trigger.target)

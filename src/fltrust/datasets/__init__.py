@@ -20,9 +20,12 @@ from fltrust.datasets.cifar10 import CIFAR_10
 from fltrust.datasets.dataset import Dataset, Download, Examples, Profile
 from fltrust.datasets.download import ProgressBar, download
 from fltrust.datasets.har import HAR
+from fltrust.datasets.letter import LETTER
 from fltrust.datasets.mnist import FASHION_MNIST, MNIST
 from fltrust.datasets.mnist_5k import MNIST_5K
+from fltrust.datasets.own import profile_of
 from fltrust.datasets.reading import DamagedError, unpack
+from fltrust.datasets.shakespeare import SHAKESPEARE
 from fltrust.errors import InputError
 from fltrust.registry import DATASETS
 
@@ -42,9 +45,12 @@ __all__ = [
     "load",
     "locate",
     "missing",
+    "profile_of",
 ]
 
-FAMILIES: dict[str, Dataset] = {dataset.name: dataset for dataset in (MNIST_5K, MNIST, FASHION_MNIST, CIFAR_10, HAR, CH_MNIST)}
+FAMILIES: dict[str, Dataset] = {
+    dataset.name: dataset for dataset in (MNIST_5K, MNIST, FASHION_MNIST, CIFAR_10, HAR, CH_MNIST, LETTER, SHAKESPEARE)
+}
 
 
 for _dataset in FAMILIES.values():
@@ -53,8 +59,8 @@ for _dataset in FAMILIES.values():
 
 
 def examples_of(name: str, data_dir: str | Path | None = None) -> Examples:
-    """The examples of an experiment's data set, of a plug-in's too."""
-    profile: Profile = DATASETS.entry(name).kind
+    """The examples of an experiment's data set: a registered one, or a user's own (see `own.py`)."""
+    profile = profile_of(name)
     return load(profile.family, data_dir) if profile.load is None else profile.load(None if data_dir is None else str(data_dir))
 
 

@@ -10,22 +10,38 @@ from numpy.typing import NDArray
 
 from fltrust.triggers import Trigger
 
+Inputs = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
 Labels = NDArray[np.int64]
 Files = list[tuple[str, bytes]]  # name on disk and unpacked content, in the order `find` gave
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """A whole data set in memory: k training and j test examples, pixels as they are (0..255), not yet divided by anything."""
+    """A whole data set in memory: k training and j test examples, pixels as they are (0..255), not yet divided by anything.
 
-    train: NDArray[np.uint8] | NDArray[np.float32]  # (k, channels, height, width) uint8, or (k, features) float32
-    train_labels: Labels  # (k,)
-    test: NDArray[np.uint8] | NDArray[np.float32]  # (j, ...)
-    test_labels: Labels  # (j,)
-    num_classes: int
+    One's own data for `--task my_task.py:build` are what its function `build()` returns:
+
+    >>> from fltrust.datasets import Examples
+    >>> def build():
+    ...     rng = np.random.default_rng(0)
+    ...     points = rng.normal(size=(120, 4)).astype(np.float32)
+    ...     classes = (points.sum(1) > 0).astype(np.int64)
+    ...     settings = {"model": "logistic", "num_clients": 5, "malicious": 1, "bias": 0.5, "rounds": 10, "batch_size": 8, "global_lr": 0.1}
+    ...     return Examples(points[:100], classes[:100], points[100:], classes[100:], settings=settings)
+    >>> build().train.shape
+    (100, 4)
+    """
+
+    train: Inputs  # (k, channels, height, width) uint8 pixels, (k, features) float32, or (k, T) int64 tokens
+    train_labels: Labels  # (k,), or (k, ...) as the objective wants its targets
+    test: Inputs  # (j, ...)
+    test_labels: Labels  # (j, ...)
+    num_classes: int = 0  # outputs of the model: classes, labels or numbers; 0, for one's own data: as many as the targets need
     owners: Labels | None = None  # (k,) the user each training example came from, where the data say so
     files: dict[str, str] = field(default_factory=dict)  # file read -> its sha256
     warnings: tuple[str, ...] = ()  # what a reader of the results should know about these files
+    objective: Any = "cross-entropy"  # an Objective, its name, or a table with its name and parameters
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of one's own data: the usual fields of an experiment; see `Profile`
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fltrust import datasets
+from fltrust.codec import built
 from fltrust.datasets import Examples
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.models import initialise
+from fltrust.objectives import Objective
 from fltrust.randomness import stream
-from fltrust.registry import MODELS
+from fltrust.registry import MODELS, OBJECTIVES
 from fltrust.rules.rule import Received, take_step
 from fltrust.tasks.splits import partition
 from fltrust.tasks.task import Task, standardised
@@ -28,11 +32,13 @@ def build_task(
     examples = load(run.dataset, data_dir)
     if run.num_clients > len(examples.train_labels):
         raise InputError(f"{run.num_clients:,} clients for {len(examples.train_labels):,} examples: there cannot be more of them")
+    objective: Objective = built(OBJECTIVES, examples.objective, {})
+    labels, num_classes = _labels(run, examples, objective)
     held = partition(
-        examples.train_labels,
+        labels,
         examples.owners,
         num_clients=run.num_clients,
-        num_classes=examples.num_classes,
+        num_classes=num_classes,
         bias=run.bias,
         split=run.split,
         root_size=run.root_size,
@@ -42,6 +48,8 @@ def build_task(
     )
     shuffled = stream(run.seed, "malicious").permutation(run.num_clients)  # so that chance decides who is malicious
     network = MODELS.entry(run.model).kind(examples.train.shape[1:], examples.num_classes)
+    if run.standardise and examples.train.dtype.kind in "iu" and examples.train.dtype != np.uint8:
+        raise InputError(f"{run.dataset}: tokens cannot be standardised")
     train, test = standardised(examples.train, examples.test) if run.standardise else (examples.train, examples.test)
     return Task.from_arrays(
         train,
@@ -52,12 +60,22 @@ def build_task(
         root=held.root,
         model=initialise(network, stream(run.seed, "weights"), run.initialisation),
         num_classes=examples.num_classes,
+        objective=objective,
         malicious=run.malicious,
         attack=run.attack,
         device=device,
         files=examples.files,
         warnings=examples.warnings,
     )
+
+
+def _labels(run: Experiment, examples: Examples, objective: Objective) -> tuple[NDArray[np.int64], int]:
+    """The class of each training example, for splitting, and how many there are; examples without a single class are all alike."""
+    if examples.train_labels.ndim == 1 and objective.classes != 0:
+        return examples.train_labels, objective.classes or examples.num_classes
+    if run.bias is not None or run.root_sampling != "random":
+        raise InputError(f"{run.dataset}: examples have no single class: set bias = None (by user or 'split'), root_sampling = 'random'")
+    return np.zeros(len(examples.train_labels), np.int64), 1
 
 
 def _try_rule(run: Experiment) -> None:

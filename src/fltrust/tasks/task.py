@@ -19,13 +19,15 @@ from fltrust.objectives import CrossEntropy, Objective
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    inputs: Tensor  # (k, ...) float32: pixels / 255, or features as they are
-    targets: Tensor  # (k,) int64
+    """Data with owners, a model and an objective: all that a simulation trains and measures. `Task.from_arrays` checks and makes one."""
+
+    inputs: Tensor  # (k, ...) float32 (pixels / 255, or features as they are) or int64 (tokens)
+    targets: Tensor  # (k, ...) int64 classes, or numbers where the objective has no classes
     test_inputs: Tensor
     test_targets: Tensor
-    num_classes: int
+    num_classes: int  # 0: targets are no classes
     clients: tuple[Indices, ...]  # the examples of each client, malicious clients first
     malicious: int
     root: Indices  # the server's own examples, in nobody else's hands
@@ -38,14 +40,15 @@ class Task:
 
     @staticmethod
     def from_arrays(
-        images: NDArray[np.generic],
-        labels: ArrayLike,
-        test_images: NDArray[np.generic],
-        test_labels: ArrayLike,
+        inputs: NDArray[np.generic],
+        targets: ArrayLike,
+        test_inputs: NDArray[np.generic],
+        test_targets: ArrayLike,
         *,
         clients: Sequence[Indices],
         root: Indices,
         model: nn.Module,
+        objective: Objective = CrossEntropy(),  # noqa: B008
         num_classes: int | None = None,
         malicious: int = 0,
         attack: Attack | None = None,
@@ -53,34 +56,60 @@ class Task:
         files: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> "Task":
-        """A task of one's own: `clients` and `root` are indices into `images`; the first `malicious` clients follow the attack."""
+        """A task of one's own, checked: what cannot work raises an InputError that says why.
+
+        inputs, test_inputs: (k, ...) arrays. Bytes (uint8) are pixels and are divided by 255; other integers are tokens and stay; all
+            other numbers become float32.
+        targets, test_targets: (k, ...) as the objective wants them; for CrossEntropy classes from 0 on, one per example or per token.
+        clients: the examples of each client, as indices into `inputs`; root: those of the server. Nobody holds another's example.
+        model: any torch.nn.Module that takes a batch of inputs. Its parameters are the first weights.
+        objective: the loss and the prediction; default: cross-entropy.
+        num_classes: default: as many as the targets have.
+        malicious: the first so many clients follow the `attack`.
+
+        >>> import numpy as np, torch
+        >>> rng = np.random.default_rng(0)
+        >>> tokens = rng.integers(0, 5, (20, 9))  # 20 sequences; each token is the answer to those before it
+        >>> Task.from_arrays(
+        ...     tokens[:16, :-1], tokens[:16, 1:], tokens[16:, :-1], tokens[16:, 1:],
+        ...     clients=[np.arange(6), np.arange(6, 12)], root=np.arange(12, 16), model=torch.nn.Embedding(5, 5),
+        ... )
+        Task(16 + 4 examples of shape (8,), int64; 5 classes; 2 clients, 0 malicious; root set of 4; Embedding with 25 weights; cpu)
+        """
         clients = tuple(np.asarray(own, np.int64) for own in clients)
         root = np.asarray(root, np.int64)
         if not 0 <= malicious <= len(clients):
             raise InputError(f"{malicious} malicious clients of {len(clients)}")
         clean = np.concatenate(clients) if clients else root[:0]
-        if not len(clean) or not len(root) or not len(test_images):
+        if not len(clean) or not len(root) or not len(test_inputs):
             raise InputError(
-                f"{len(clean)} examples of clients, {len(root)} of the root set, {len(test_images)} for testing: none may be empty"
+                f"{len(clean)} examples of clients, {len(root)} of the root set, {len(test_inputs)} for testing: none may be empty"
             )
         held = np.concatenate([clean, root])
-        if held.min() < 0 or held.max() >= len(images):
-            raise InputError(f"an index of a client or of the root set is outside 0..{len(images) - 1}")
+        if held.min() < 0 or held.max() >= len(inputs):
+            raise InputError(f"an index of a client or of the root set is outside 0..{len(inputs) - 1}")
         if len(np.unique(held)) < len(held):
             raise InputError("an example is held twice: clients and the root set must not overlap")
-        train_labels, wanted = (_as_labels(part, len(of)) for part, of in ((labels, images), (test_labels, test_images)))
-        num_classes = num_classes or int(max(train_labels.max(), wanted.max())) + 1
+        if inputs.shape[1:] != test_inputs.shape[1:]:
+            raise InputError(f"training examples have the shape {inputs.shape[1:]}, test examples {test_inputs.shape[1:]}")
+        examples, test_examples = _as_inputs(inputs), _as_inputs(test_inputs)
+        if examples.dtype != test_examples.dtype:
+            raise InputError(f"training examples are {inputs.dtype}, test examples {test_inputs.dtype}")
+        wanted, test_wanted = (_as_targets(part, len(of), objective) for part, of in ((targets, inputs), (test_targets, test_inputs)))
+        if wanted.shape[1:] != test_wanted.shape[1:]:
+            raise InputError(f"training targets have the shape {tuple(wanted.shape[1:])}, test targets {tuple(test_wanted.shape[1:])}")
         task = Task(
-            inputs=_as_float(images),
-            targets=train_labels,
-            test_inputs=_as_float(test_images),
-            test_targets=wanted,
-            num_classes=num_classes,
+            inputs=examples,
+            targets=wanted,
+            test_inputs=test_examples,
+            test_targets=test_wanted,
+            num_classes=_count_classes(objective, num_classes, wanted, test_wanted),
             clients=clients,
             malicious=malicious,
             root=root,
             clean=clean,
             model=Model(model),
+            objective=objective,
             attack=attack,
             files=files or {},
             warnings=warnings,
@@ -90,16 +119,52 @@ class Task:
 
     def _try_model(self) -> None:
         """Refuses what could not work, before any work."""
-        try:
-            logits = self.model.outputs(self.model.initial_weights, self.inputs[:2])
-        except (RuntimeError, ValueError, IndexError, TypeError) as problem:
-            shape = tuple(self.inputs.shape[1:])
-            raise InputError(f"the model cannot take examples of shape {shape}: {str(problem).splitlines()[0]}") from problem
-        if logits.dim() != 2 or logits.shape[1] < self.num_classes:
-            raise InputError(f"the model must give {self.num_classes} numbers for an example, not {tuple(logits.shape[1:])}")
         trigger = self.attack.trigger if self.attack else None
+        if trigger is not None and (not self.num_classes or self.targets.dim() != 1):
+            raise InputError("a backdoor has one target class per example: these targets are of another kind")
         if trigger is not None and not 0 <= trigger.target < self.num_classes:
             raise InputError(f"the trigger's target {trigger.target} is none of the {self.num_classes} classes")
+        inputs, targets = self._hardest()
+        try:
+            outputs = self.model.outputs(self.model.initial_weights, inputs)
+            shape = tuple(outputs.shape)
+        except Exception as problem:  # any module may be given
+            kind = f"shape {tuple(inputs.shape[1:])}, {str(inputs.dtype).removeprefix('torch.')}"
+            raise InputError(f"the model cannot take examples of {kind}: {_one_line(problem)}") from problem
+        name = type(self.objective).__name__
+        if not shape or shape[0] != len(targets):
+            raise InputError(f"the model must give an output for each example: {len(targets)} examples gave outputs of shape {shape}")
+        if why := self.objective.misfit(outputs, targets, self.num_classes):
+            raise InputError(why)
+        try:
+            parts = {"loss": self.objective.loss(outputs, targets), "error": self.objective.error(outputs, targets)}
+        except Exception as problem:  # so may any objective
+            raise InputError(f"{name} cannot take outputs of shape {shape}: {type(problem).__name__}: {_one_line(problem)}") from problem
+        for what, part in parts.items():
+            if not isinstance(part, Tensor) or part.shape != (len(targets),):
+                got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+                raise InputError(f"{name}.{what} must give one number per example, ({len(targets)},), not {got}")
+
+    def _hardest(self) -> tuple[Tensor, Tensor]:
+        """Two examples to try the model on; for tokens one with the largest of all, which an embedding may not have."""
+        if self.inputs.is_floating_point():
+            return self.inputs[:2], self.targets[:2]
+        peaks = [(int(part.max()), part, targets) for part, targets in self._parts]
+        _, part, targets = max(peaks, key=lambda peak: peak[0])
+        row = int(part.flatten(1).amax(1).argmax())
+        return torch.stack((self.inputs[0], part[row])), torch.stack((self.targets[0], targets[row]))
+
+    @property
+    def _parts(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        return (self.inputs, self.targets), (self.test_inputs, self.test_targets)
+
+    def __repr__(self) -> str:
+        kind = f"{len(self.clean) + len(self.root):,} + {len(self.test_inputs):,} examples"
+        shape = f"of shape {tuple(self.inputs.shape[1:])}, {str(self.inputs.dtype).removeprefix('torch.')}"
+        classes = f"{self.num_classes} classes" if self.num_classes else "no classes"
+        clients = f"{len(self.clients):,} clients, {self.malicious:,} malicious; root set of {len(self.root):,}"
+        model = f"{type(self.model.module).__name__} with {self.model.d:,} weights"
+        return f"Task({kind} {shape}; {classes}; {clients}; {model}; {self.device})"
 
     def _poisoned(self, attack: Attack | None) -> "Task":
         """The task after the malicious clients changed their own examples: each gets a new place behind the clean ones."""
@@ -109,6 +174,9 @@ class Task:
             assert attack is not None
             own = torch.from_numpy(clients[i])
             poisoned, flipped = attack.poison(self.inputs[own], self.targets[own], self.num_classes)
+            for part, like in ((poisoned, self.inputs), (flipped, self.targets)):
+                if (part.dtype, part.shape) != (like.dtype, (len(flipped), *like.shape[1:])):
+                    raise InputError(f"{type(attack).__name__}.poison changed the kind of its examples: {part.dtype}, {tuple(part.shape)}")
             inputs.append(poisoned)
             targets.append(flipped)
             clients[i] = np.arange(count, count + len(flipped))
@@ -136,18 +204,46 @@ def standardised(train: NDArray[np.generic], test: NDArray[np.generic]) -> tuple
     return ((train - mean) * scale).astype(np.float32), ((test - mean) * scale).astype(np.float32)
 
 
-def _as_float(images: NDArray[np.generic]) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(images))
-    tensor = tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor.float()
+def _as_inputs(inputs: NDArray[np.generic]) -> Tensor:
+    kind = inputs.dtype.kind
+    if kind not in "biuf":
+        raise InputError(f"examples must be numbers, not {inputs.dtype}")
+    if inputs.dtype == np.uint8:
+        return torch.from_numpy(inputs.astype(np.uint8, order="C")).float() / 255
+    if kind in "iu":
+        if inputs.size and inputs.min() < 0:
+            raise InputError("whole numbers as examples are tokens from 0 on; a negative one was found (features must be floating point)")
+        return torch.from_numpy(inputs.astype(np.int64, order="C"))
+    with np.errstate(over="ignore"):  # refused below
+        tensor = torch.from_numpy(inputs.astype(np.float32, order="C"))
     if not torch.isfinite(tensor).all():
         raise InputError("the examples contain NaN or infinity")
     return tensor
 
 
-def _as_labels(labels: ArrayLike, count: int) -> Tensor:
-    array = np.asarray(labels)
-    if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
-        raise InputError(f"{count} examples need {count} whole numbers as labels, not {array.dtype} of shape {array.shape}")
+def _as_targets(targets: ArrayLike, count: int, objective: Objective) -> Tensor:
+    array = np.asarray(targets)
+    kinds, what = ("biuf", "numbers") if objective.classes == 0 else ("biu", "whole numbers")
+    if array.shape[:1] != (count,) or array.dtype.kind not in kinds or not array.size:
+        raise InputError(f"{count} examples need {count} {what} (or rows of them) as targets, not {array.dtype} of shape {array.shape}")
+    if objective.classes == 0:
+        if not np.isfinite(array).all():
+            raise InputError("the targets contain NaN or infinity")
+        return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
     if array.min() < 0:
-        raise InputError("labels start at 0; a negative one was found")
+        raise InputError("classes start at 0; a negative target was found")
     return torch.from_numpy(array.astype(np.int64))
+
+
+def _count_classes(objective: Objective, given: int | None, *targets: Tensor) -> int:
+    if objective.classes == 0:
+        return 0
+    found = max(int(part.max()) for part in targets) + 1
+    expected = objective.classes or given or found
+    if found > expected:
+        raise InputError(f"there are {expected} classes, 0 to {expected - 1}, but a target is {found - 1}")
+    return expected
+
+
+def _one_line(problem: Exception) -> str:
+    return (str(problem).splitlines() or [""])[0] or type(problem).__name__

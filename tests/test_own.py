@@ -1,0 +1,282 @@
+"""One's own data by the name of a file and its function, or of a folder with arrays: used, hashed, and refused in one line."""
+
+import hashlib
+import io
+import pickle
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fltrust.datasets import profile_of
+from fltrust.datasets.own import _built, read_npy
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.simulation import simulate
+from fltrust.store.directory import RunDirectory
+from fltrust.tasks.build import build_task
+
+RNG = np.random.default_rng(0)
+POINTS = RNG.normal(size=(140, 3)).astype(np.float32)
+CLASSES = (POINTS[:, 0] > 0).astype(np.int64) + (POINTS[:, 1] > 0)
+NUMBERS = {"num_clients": 4, "malicious": 1, "rounds": 3, "batch_size": 8, "global_lr": 0.05, "root_size": 10, "evaluate_every": 1}
+Arrays = dict[str, np.ndarray]
+
+
+def arrays() -> Arrays:
+    return {"train_inputs": POINTS[:100], "train_targets": CLASSES[:100], "test_inputs": POINTS[100:], "test_targets": CLASSES[100:]}
+
+
+def folder(path: Path, change: Callable[[Arrays], object] = lambda arrays: None, **settings: Any) -> str:
+    """A folder with arrays and a task.toml; a setting of None is left out."""
+    made = arrays()
+    change(made)
+    path.mkdir(exist_ok=True)
+    for name, array in made.items():
+        np.save(path / f"{name}.npy", array)
+    chosen = {"model": "logistic", "bias": 0.5, **NUMBERS, **settings}
+    quoted = {name: f'"{value}"' if isinstance(value, str) else value for name, value in chosen.items() if value is not None}
+    (path / "task.toml").write_text("".join(f"{name} = {value}\n" for name, value in quoted.items()))
+    return str(path)
+
+
+def last_error(name: str, **changes: Any) -> float:
+    run = Experiment.on(name, **changes)
+    errors = [record.test_error for record in simulate(run, build_task(run))]
+    assert errors[-1] is not None
+    return errors[-1]
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    name = folder(tmp_path / "mine")
+    run = Experiment.on(name, "krum", "label-flip")
+    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule.tolerate) == (name, 4, 0.05, 0.5, 1)
+    task = build_task(run)
+    assert task.num_classes == 3
+    assert task.files == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "mine").iterdir()}
+    assert last_error(name, rounds=40) < 0.2
+
+
+def test_owners_are_clients(tmp_path: Path) -> None:
+    users = np.repeat([70, 3, 9, 12], 25)
+    name = folder(tmp_path / "mine", lambda arrays: arrays.update(owners=users), bias=None, root_sampling="random")
+    run = Experiment.on(name)
+    assert run.bias is None
+    task = build_task(Experiment.on(name, malicious=0))
+    held = [{int(user) for user in users[own]} for own in task.clients]
+    assert sorted(user for own in held for user in own) == [3, 9, 12, 70]
+    assert all(len(own) == 1 for own in held)
+
+
+def test_labels_and_sequences_in_a_folder(tmp_path: Path) -> None:
+    def labels(arrays: Arrays) -> None:
+        for part in ("train", "test"):
+            arrays[f"{part}_targets"] = (arrays[f"{part}_inputs"][:, :2] > 0).astype(np.uint8)
+        arrays["owners"] = np.arange(100) % 4
+
+    name = folder(tmp_path / "labels", labels, bias=None, objective="binary", root_sampling="random")
+    assert last_error(name, rounds=40) < 0.2
+
+    def tokens(arrays: Arrays) -> None:
+        for part in ("train", "test"):
+            rows = (np.arange(len(arrays[f"{part}_inputs"]))[:, None] + np.arange(6)) % 5
+            arrays[f"{part}_inputs"], arrays[f"{part}_targets"] = rows[:, :-1], rows[:, 1:]
+        arrays["owners"] = np.arange(100) % 4
+
+    name = folder(tmp_path / "tokens", tokens, bias=None, model="gru", root_sampling="random", loss="mean", global_lr=1.0)
+    assert last_error(name, rounds=30) < 0.1
+    with pytest.raises(InputError, match="examples have no single class: set bias = None"):
+        build_task(Experiment.on(name, root_sampling="quota"))
+    with pytest.raises(InputError, match="tokens cannot be standardised"):
+        build_task(Experiment.on(name, standardise=True))
+
+
+FILE = """
+import numpy as np
+from torch import nn
+from fltrust.datasets import Examples
+from fltrust.registry import MODELS
+
+@MODELS.register("one layer of mine")
+class Mine(nn.Linear):
+    def __init__(self, shape, num_classes):
+        super().__init__(shape[0], num_classes)
+
+def build():
+    points = np.random.default_rng(SEED).normal(size=(140, 3)).astype(np.float32)
+    settings = dict(model="one layer of mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.05, root_size=10,
+                    evaluate_every=1)
+    return Examples(points[:100], (points[:100, 0] > 0).astype(int), points[100:], (points[100:, 0] > 0).astype(int), settings=settings)
+"""
+
+
+@pytest.fixture
+def my_task(tmp_path: Path) -> Callable[[str], str]:
+    """Writes my_task.py anew, as a new process would find it, and names its function."""
+
+    def write(text: str) -> str:
+        _built.cache_clear()
+        sys.modules.pop("fltrust_plugin_my_task", None)
+        (tmp_path / "my_task.py").write_text(text)
+        return f"{tmp_path / 'my_task.py'}:build"
+
+    return write
+
+
+def test_a_function_with_its_own_model(my_task: Callable[[str], str]) -> None:
+    name = my_task(FILE.replace("SEED", "0"))
+    run = Experiment.on(name, "fltrust", "trim")
+    assert (run.dataset, run.model) == (name, "one layer of mine")
+    task = build_task(run)
+    assert set(task.files) == {"my_task.py", "my_task.py:build()"}
+    assert last_error(name) < 0.2
+    assert build_task(Experiment.on(my_task(FILE.replace("SEED", "0")))).files == task.files
+
+
+def test_changed_data_are_not_resumed(my_task: Callable[[str], str], tmp_path: Path) -> None:
+    path = folder(tmp_path / "mine")
+    for name, change in (
+        (my_task(FILE.replace("SEED", "0")), lambda: my_task(FILE.replace("SEED", "1"))),
+        (path, lambda: folder(tmp_path / "mine", lambda arrays: arrays["train_inputs"].__setitem__((0, 0), 9))),
+    ):
+        run = Experiment.on(name)
+        out = tmp_path / f"out of {Path(name).name}"
+        with RunDirectory(out, run, build_task(run)) as directory:
+            assert directory.resume() == (0, None)
+        with RunDirectory(out, run, build_task(run)):
+            pass
+        change()
+        assert Experiment.on(name) == run
+        with pytest.raises(InputError, match="begun with other data files"), RunDirectory(out, run, build_task(run)):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def other(): ...", "my_task.py has no function 'build'"),
+        ("def build(): return 3", "my_task.py:build must return fltrust.datasets.Examples, not int"),
+        ("def build():\n    return 1 / 0", "my_task.py:build failed: line 2: ZeroDivisionError: division by zero"),
+        ("import nothing_of_the_kind", "my_task.py cannot be loaded: line 1: ModuleNotFoundError"),
+        (FILE.replace("SEED", "0").replace("global_lr=0.05,", ""), "my_task.py:build does not set 'global_lr'"),
+        (FILE.replace("SEED", "0").replace("rounds=30", "rounds='many'"), "rounds cannot be 'many'"),
+        (FILE.replace("SEED", "0").replace("evaluate_every", "evaluate_evry"), "unknown setting of .*my_task.py:build 'evaluate_evry'"),
+        (FILE.replace("SEED", "0").replace("points[100:],", "points[99:],"), "41 test inputs and 40 targets"),
+        (FILE.replace("SEED", "0").replace("astype(int)", "astype(float)"), "training targets must be whole numbers, not float64"),
+        (FILE.replace("SEED", "0").replace("settings=settings", "owners=[1], settings=settings"), "owners must be 100 whole numbers"),
+        (FILE.replace("SEED", "0").replace("settings=settings", "objective='best', settings=settings"), "unknown objective 'best'"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_line(my_task: Callable[[str], str], text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Experiment.on(my_task(text))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_data_do_not_set_the_experiment_can(tmp_path: Path) -> None:
+    name = folder(tmp_path / "mine", global_lr=None, num_clients=None)
+    with pytest.raises(InputError, match="does not set 'num_clients'"):
+        Experiment.on(name)
+    run = Experiment.on(name, global_lr=0.5, num_clients=6)
+    assert (run.global_lr, run.num_clients, run.malicious) == (0.5, 6, 1)
+
+
+def test_names() -> None:
+    assert profile_of("mnist-5k").family == "mnist-5k"
+    with pytest.raises(InputError, match=r"did you mean 'mnist-0.5'"):
+        Experiment.on("mnist-0.6")
+    for name in ("no/such/folder", "my_task.py", "folder/my_task.py"):
+        with pytest.raises(InputError, match=f"no task {name}: it must be a folder"):
+            Experiment.on(name)
+    with pytest.raises(InputError, match=r"there is no plug-in .*my_task.py"):
+        Experiment.on("no/my_task.py:build")
+
+
+def test_the_rule_is_not_the_datas_to_choose(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"unknown setting of .* 'rule'"):
+        Experiment.on(folder(tmp_path / "mine", rule="fedavg"))
+
+
+# Hostile files
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("exploded"),)
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def pickled() -> bytes:
+    np.save(buffer := io.BytesIO(), np.array([Bomb()], object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is no .npy file"),
+        (b"PK\x03\x04 an archive", "is no .npy file"),
+        (pickle.dumps(3), "is no .npy file"),
+        (pickled(), "holds object; numbers are needed"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (10**15, 3), }"), "is no .npy file"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000, 3), }"), "has 0 bytes of numbers, its header"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -2), }", bytes(16)), "has 16 bytes of numbers"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (5,), }", bytes(16)), "has 16 bytes of numbers"),
+        (npy("{'descr': '<U2', 'fortran_order': False, 'shape': (2,), }", bytes(16)), "holds <U2; numbers are needed"),
+        (npy("{'descr': '|V0', 'fortran_order': False, 'shape': (2,), }"), r"holds \|V0; numbers are needed"),
+        (npy("__import__('os').system('touch exploded')"), "is no .npy file"),
+        (npy("(" * 5000), "is no .npy file"),
+    ],
+)  # fmt: skip
+def test_hostile_arrays_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = folder(tmp_path / "mine")
+    (tmp_path / "mine" / "train_targets.npy").write_bytes(data)
+    with pytest.raises(InputError, match=f"mine: train_targets.npy: {message}") as caught:
+        build_task(Experiment.on(name))
+    assert "\n" not in str(caught.value)
+    assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays: arrays.pop("test_inputs"), "test_inputs.npy: No such file"),
+        (lambda arrays: arrays.update(train_targets=CLASSES), "100 training inputs and 140 targets"),
+        (lambda arrays: arrays.update(train_targets=CLASSES[:100] - 1), "classes start at 0|labels must be 0 to"),
+        (lambda arrays: arrays.update(train_targets=CLASSES[:100] + 2**40), "num_classes must be a whole number from 1 to 1,000,000"),
+        (lambda arrays: arrays.update(test_targets=np.full(40, np.nan)), "test targets must be whole numbers, not float64"),
+        (lambda arrays: arrays.update(train_inputs=np.float32(3)), "must be arrays of examples"),
+        (lambda arrays: arrays.update(train_inputs=np.full((100, 3), np.nan)), "NaN or infinity"),
+        (lambda arrays: arrays.update(owners=np.zeros(99, int)), "owners must be 100 whole numbers"),
+        (lambda arrays: arrays.update(test_inputs=POINTS[100:, :2]), r"the shape \(3,\), test examples \(2,\)"),
+    ],
+)  # fmt: skip
+def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, change: Callable[[Arrays], object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        build_task(Experiment.on(folder(tmp_path / "mine", change)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_settings(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"task.toml: No such file"):
+        Experiment.on(str(tmp_path))
+    (tmp_path / "task.toml").write_text("model = ")
+    with pytest.raises(InputError, match=r"task.toml is not TOML"):
+        Experiment.on(str(tmp_path))
+
+
+@pytest.mark.parametrize("array", [POINTS, np.asfortranarray(POINTS), POINTS.astype(">f8"), np.zeros((0, 3)), np.array(2), CLASSES > 0])
+def test_plain_arrays_are_read_as_numpy_reads_them(array: np.ndarray) -> None:
+    np.save(buffer := io.BytesIO(), array)
+    read = read_npy("x.npy", buffer.getvalue())
+    assert (read.shape, read.dtype) == (array.shape, array.dtype)
+    assert np.array_equal(read, array)
