@@ -32,7 +32,7 @@ from fltrust.errors import InputError
 from fltrust.registry import DATASETS
 from fltrust.rules import FLTrust, Krum, Median, TrimmedMean
 
-TRIGGERS = {profile.family: profile.trigger for profile in DATASETS.values()}
+TRIGGERS = {profile.family: profile.trigger for profile in DATASETS.values() if profile.trigger is not None}
 EVERY: list[Attack] = [
     NoAttack(),
     LabelFlip(),
