@@ -25,7 +25,8 @@ from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, TaskType
@@ -241,6 +242,85 @@ def test_a_late_reply_is_named_and_not_fetched(tmp_path: Path) -> None:
     first, second, *_ = played(link, tmp_path / "run", rounds=2)
     assert (first["late"], second["late"]) == ([], [[link.ids[0], 1]])
     assert link.pulled < 100_000
+
+
+def guessed(link: Link, node: int, message: Message, victim: int) -> str | None:
+    """The id of the message to another node, worked out from one's own: the same but for the receiver and a time close by.
+
+    A node can ask the SuperLink for any piece by its id, and so learns which guess is right.
+    """
+    own = link.state.get_object(link.run, message.metadata.message_id)
+    head, body = own.split(HEAD_BODY_DIVIDER, 1)
+    kind, inside, _ = head.decode().split(" ")
+    proto = ProtoMessage.FromString(body)
+    created = round(proto.metadata.created_at * 1e6)
+    proto.metadata.dst_node_id = victim
+    for i in range(20_000):
+        proto.metadata.created_at = (created + (i // 2 if i % 2 else -i // 2)) / 1e6  # back and forth, further each time
+        changed = proto.SerializeToString(deterministic=True)
+        name = hashlib.sha256(f"{kind} {inside} {len(changed)}".encode() + HEAD_BODY_DIVIDER + changed).hexdigest()
+        request = PullObjectRequest(node=Node(node_id=node), run_id=link.run, object_id=name)
+        if fleet_handlers.pull_object(request, link.state).object_found:
+            return name
+    return None
+
+
+def in_the_name_of(victim: int, message: Message, message_id: str) -> Message:
+    """What a node can send as soon as it knows the id of another's message."""
+    reply = answer(message, {name: np.full_like(array, np.nan) for name, array in MODEL.items()})
+    reply.metadata.__dict__.update(_src_node_id=victim, _reply_to_message_id=message_id)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+@pytest.mark.parametrize("harm", ["answer", "delete"])
+def test_a_node_cannot_answer_for_the_others_or_silence_them(harm: str, tmp_path: Path) -> None:
+    found = []
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        for victim in link.ids[1:]:
+            message_id = guessed(link, node, message, victim)
+            found.append(message_id)
+            if message_id is not None and harm == "answer":
+                link.reply(node, in_the_name_of(victim, message, message_id))
+            elif message_id is not None:
+                request = ConfirmMessageReceivedRequest(node=Node(node_id=node), run_id=link.run, message_object_id=message_id)
+                fleet_handlers.confirm_message_received(request, link.state, link.state.object_store)
+
+    (record,) = played(Link({0: hostile}, honest=2), tmp_path / "run", rounds=1)
+    assert found == [None, None]
+    assert record["verdict"] == ["missing", "used", "used"]
+
+
+def test_a_node_that_knows_the_id_of_anothers_message_can_still_answer_it(tmp_path: Path) -> None:
+    """So that the test above means something: the id is all that Flower's own checks leave to guess."""
+    link = Link({}, honest=2)
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        (victim,) = (other for other in link.ids if other != node)
+        theirs = next(m for m in link.state.get_message_ins(victim, 1))
+        link.reply(node, in_the_name_of(victim, message, theirs.metadata.message_id))
+        link.reply(node, answer(message, learnt(message)))
+
+    link.behaviour[link.ids[0]] = hostile
+    (record,) = played(link, tmp_path / "run", rounds=1, min_replies=1)
+    assert record["reason"] == [None, "not-finite"]
+
+
+def test_several_replies_to_one_message_are_charged_to_nobody(tmp_path: Path) -> None:
+    """Flower's SuperLink takes the first alone; another might not."""
+
+    class Twice(Link):
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            response = super().PullMessages(request)
+            for message in list(response.messages_list):
+                if message.metadata.src_node_id == self.ids[0]:
+                    response.messages_list.append(message)
+            return response
+
+    (record,) = played(Twice({}, honest=3), tmp_path / "run", rounds=1)
+    assert record["verdict"] == ["missing", "used", "used"]
+    assert record["reason"] == ["disputed", None, None]
 
 
 def bomb(message: Message, times: int, levels: int) -> tuple[Message, dict[str, bytes]]:

@@ -47,6 +47,7 @@ SECONDS_BETWEEN_CLEANINGS = 1.0
 class _Announced:
     metadata: Any  # Flower's, as the SuperLink has it
     awaited: str  # the piece to look for first: the message itself, which nodes upload last, or one that was not there
+    more: int = 0  # further replies to the same message
     pieces_fetched: int = 0
     bytes_fetched: int = 0
 
@@ -87,6 +88,8 @@ class _SuperLink:
             announced = self._announced.get(message_id)
             if announced is None:
                 return []
+            if announced.more:
+                raise ReplyError("disputed", f"{1 + announced.more} replies to one message")
             reply = self._read(announced) if wanted else make_message(metadata=announced.metadata, content=RecordDict())
         except _TryLaterError:
             return []
@@ -112,10 +115,13 @@ class _SuperLink:
         answer = self._call("PullMessages", PullAppMessagesRequest(message_ids=message_ids))
         for proto in answer.messages_list:
             metadata = metadata_from_proto(proto.metadata)
-            if metadata.reply_to_message_id in message_ids:
-                self._announced[metadata.reply_to_message_id] = _Announced(metadata, metadata.message_id)
-            else:
+            if metadata.reply_to_message_id not in message_ids:
                 self._forget(metadata)
+            elif (first := self._announced.get(metadata.reply_to_message_id)) is not None:
+                first.more += 1
+                self._forget(metadata)
+            else:
+                self._announced[metadata.reply_to_message_id] = _Announced(metadata, metadata.message_id)
 
     def _read(self, announced: _Announced) -> Message:
         pieces = _Pieces()

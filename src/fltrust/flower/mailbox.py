@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
 from fltrust.flower.fetch import Look
+from fltrust.flower.replies import ReplyError, one_of
 
 
 class Asked(NamedTuple):
@@ -61,14 +63,17 @@ class Mailbox:
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
 
     def _arrived(self, message_id: str, t: int) -> Iterator[Arrival]:
-        """Who sent a reply is known from the message that it answers; what it says about itself is its sender's invention."""
+        """Only the node that a message was sent to knows its id, so a reply to it is that node's; the node's own name must fit."""
         asked = self._open[message_id]
-        answers: list[Message] | list[Exception]
+        answer: Message | Exception
         try:
             answers = self._look(message_id, asked.t == t)  # of a late reply nothing is wanted but that it came
+            if not answers:
+                return
+            answer = one_of(answers)
+            if isinstance(answer, Message) and answer.metadata.src_node_id not in (asked.node, SUPERLINK_NODE_ID):
+                answer = ReplyError("disputed", f"says that it comes from node {answer.metadata.src_node_id}")
         except Exception as problem:  # a grid that can do nothing any more says so when the next round asks it for its nodes
-            answers = [problem]
-        if answers:
-            del self._open[message_id]
-        for answer in answers:
-            yield Arrival(asked, answer)
+            answer = problem
+        del self._open[message_id]
+        yield Arrival(asked, answer)

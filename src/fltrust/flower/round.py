@@ -115,7 +115,7 @@ class Round:
                     raise ReplyError("not-finite", "the difference from what was sent out is not finite")
                 raise ReplyError("zero-update", "the arrays are those that were sent out")
         except ReplyError as problem:
-            entry.verdict = "missing" if problem.reason == "unavailable" else "rejected"
+            entry.verdict = "missing" if problem.reason in ("unavailable", "disputed") else "rejected"
             entry.reason, entry.detail = problem.reason, problem.detail
             return
         entry.verdict, entry.reason = "used", None

@@ -23,7 +23,7 @@ from fltrust.flower.audit import FederationDirectory
 from fltrust.flower.fetch import look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
 from fltrust.flower.mailbox import Mailbox
-from fltrust.flower.replies import Limits, is_gone
+from fltrust.flower.replies import Limits, is_gone, one_of
 from fltrust.flower.root import Root
 from fltrust.flower.round import Round
 from fltrust.flower.verdicts import plain
@@ -206,18 +206,26 @@ class RobustStrategy(Strategy):
         before = {name: array.numpy() for name, array in arrays.items()}
         layout = Layout.of(before, self.buffers)
         self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, self.min_replies)
-        # A copy, since a message in memory must not change with the next round. The number that nobody can guess keeps nodes from
-        # announcing pieces of the server's next message, with contents of their own, before it does.
-        ours = ConfigRecord({**config, "server-round": server_round, "nonce": secrets.token_hex(16)})
+        return [self._message(node, server_round, arrays, config) for node in nodes]
+
+    def _message(self, node: int, t: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
+        """Round t's message to a node. Its id is a hash of its content, and whoever knows the id can answer it in the node's name.
+
+        So each message holds a random number of its own: the other nodes cannot work out its id from their own messages.
+        """
+        ours = ConfigRecord({**config, "server-round": t, "nonce": secrets.token_hex(16)})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ours})
-        return [Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(server_round)) for node in nodes]
+        return Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(t))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Here a reply must be believed about who sent it; `start` knows better."""
         this = self._opened(server_round)
         self._train_root(this)
+        by_node: dict[int, list[Message]] = {}
         for reply in replies:
-            this.take(reply.metadata.src_node_id, reply)
+            by_node.setdefault(reply.metadata.src_node_id, []).append(reply)
+        for node, answers in by_node.items():
+            this.take(node, one_of(answers))
         arrays = this.close()
         return None if this.kept else _as_record(arrays), MetricRecord(dict(this.count()))
 

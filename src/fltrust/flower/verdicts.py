@@ -5,7 +5,7 @@ VERDICTS = {
     "zero-trust": "its update was read, but got no share: it points away from the server's own",
     "rejected": "its reply could not be used",
     "late": "its reply came after the round's deadline",
-    "missing": "it did not reply",
+    "missing": "no reply came that is certainly its own",
 }
 
 REASONS = {
@@ -22,6 +22,7 @@ REASONS = {
     "zero-update": "the arrays are those that were sent out: nothing was learnt",
     "examples": "the reported number of examples is not a number of examples",
     "other-round": "the reply says that it belongs to another round",
+    "disputed": "several replies to one message, or one in another node's name: nobody can say whose they are, so none counts",
     "duplicate": "a second reply in one round; the first counts",
     "stranger": "a reply from a node that was not asked",
     "unavailable": "Flower says that the node is offline or its message gone",
