@@ -295,7 +295,7 @@ def test_the_audit_names_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert shown["2"][1:3] == ["6", "6"]
     assert shown["2"][-2:] == ["not-finite", "6"]
     assert shown["3"][1:4] == ["6", "3", "3"]  # asked, used, rejected
-    assert shown["3"][-2:] == ["error", "3"]
+    assert " ".join(shown["3"]).endswith("error 3 alternates: used in 3 of 6, changed 5 times")
     assert shown["4"][1:4] == ["6", "5", "1"]
     assert shown["5"][1:3] == shown["6"][1:3] == ["6", "6"]
     assert float(shown["5"][3]) > 0.9
@@ -313,10 +313,18 @@ def test_the_audit_names_everyone(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("UUUZZU", ""),  # used again in the last round
         ("UUUUUZ", ""),  # once is no change
         ("ZZZZ", ""),
+        ("UZUZUZ", "alternates: used in 3 of 6, changed 5 times"),
+        ("UUUZZZUUUZZZ", "alternates: used in 6 of 12, changed 3 times"),
+        ("URUUKURKUU", "alternates: used in 6 of 8, changed 4 times"),
+        ("UUUUUUUZUUUUUUUUUUUUZUUU", ""),  # twice in two dozen is chance
+        ("NUNNUNNNN", ""),  # Krum took others
+        ("UUUKKK", ""),  # the model was kept: nobody's fault
+        ("UMUMUMUM", ""),  # away now and then: the column says so
     ],
 )
 def test_who_changed(history: str, change: str) -> None:
-    verdicts = ["used" if letter == "U" else "zero-trust" for letter in history]
+    names = {"U": "used", "Z": "zero-trust", "R": "rejected", "N": "not-chosen", "K": "not-counted", "M": "missing"}
+    verdicts = [names[letter] for letter in history]
     assert Node(rounds=list(range(1, len(history) + 1)), verdicts=verdicts).change(0.0) == change
 
 
@@ -325,6 +333,21 @@ def test_a_node_whose_trust_fell_has_changed_though_it_is_still_used() -> None:
     assert node.change(0.0) == "trust 0.85 -> 0.15"
     assert node.change(-0.7) == ""  # the others' trust fell as much
     assert Node(rounds=[1, 2, 3, 4], verdicts=["used"] * 4, trust=[0.0] * 4).change(-0.7) == ""
+
+
+def test_a_node_whose_trust_goes_up_and_down_has_changed() -> None:
+    node = Node(rounds=list(range(1, 7)), verdicts=["used"] * 6, trust=[0.9, 0.1, 0.9, 0.1, 0.9, 0.1])
+    assert node.change(0.0) == "alternates: trust 0.10 to 0.90, changed 5 times"
+    assert Node(rounds=list(range(1, 7)), verdicts=["used"] * 6, trust=[0.9, 0.8, 0.9, 0.8, 0.9, 0.8]).change(0.0) == ""
+
+
+def test_under_krum_the_audit_says_who_was_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strategy_of(Krum(tolerate=1), directory=tmp_path).start(FakeGrid(honest), as_record(), num_rounds=5)
+    show(tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    header = next(line for line in said if "asked" in line)
+    used = [line[: header.index("used") + 4].split()[2:] for line in said[said.index(header) + 1 :]]
+    assert sum(int(count) for row in used for count in row) == 5  # one in each round
 
 
 @pytest.mark.parametrize(

@@ -358,7 +358,10 @@ def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(what: str, rule:
     arrays, _ = run(clients, rule, directory=tmp_path / "bad", rounds=3)
     assert same(arrays, run(without, rule, directory=tmp_path / "gone", rounds=3)[0])
     first, second, third = records(tmp_path / "bad")
-    assert second["verdict"] == ["used", "rejected", "used", "used", "rejected", "used"]
+    read = {"used", "not-chosen"} if isinstance(rule, Krum) else {"used"}
+    assert [verdict if verdict not in read else "read" for verdict in second["verdict"]] == [
+        *("read", "rejected", "read", "read", "rejected", "read")
+    ]
     assert second["reason"] == [None, reason, None, None, reason, None]
     assert all(detail is None or (detail.isascii() and detail.isprintable() and len(detail) <= 200) for detail in second["detail"])
     assert {*first["reason"], *third["reason"]} == {None}
@@ -607,8 +610,23 @@ def test_a_rule_that_gives_nobody_a_share_blames_nobody(tmp_path: Path) -> None:
         return against(node, message) if node == 1 else honest(node, message)
 
     run(clients, FLTrustServer(), rounds=1, directory=tmp_path)
-    assert records(tmp_path)[0]["verdict"] == ["zero-trust", "used", "used", "used", "used", "used"]
+    assert records(tmp_path)[0]["verdict"] == ["not-chosen"] * 6
     assert records(tmp_path)[0]["weight"] == [0.0] * 6
+
+
+def test_krum_uses_one_node_and_says_so(tmp_path: Path) -> None:
+    run(rule=Krum(tolerate=1), rounds=3, directory=tmp_path)
+    for record in records(tmp_path):
+        assert sorted(record["verdict"]) == ["not-chosen"] * 5 + ["used"]
+        assert record["weight"][record["verdict"].index("used")] == 1
+
+
+def test_a_node_that_claims_no_examples_is_not_used(tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> Message:
+        return reply_with(message, step(node, round_of(message), arrays_of(message)), 0 if node == 1 else 10)
+
+    run(clients, FedAvg(), rounds=1, directory=tmp_path, most_examples=50)
+    assert records(tmp_path)[0]["verdict"] == ["not-chosen"] + ["used"] * 5
 
 
 # ---------------------------------------------------------------- rounds that keep the model
@@ -644,6 +662,25 @@ def test_a_round_that_cannot_be_used_keeps_the_model_and_says_why(
     arrays, _ = run(client, rule, rounds=2, directory=tmp_path, **options)
     assert same(arrays, MODEL)
     assert [(record["kept"], bool(record["why"])) for record in records(tmp_path)] == [(kept, True)] * 2
+    for record in records(tmp_path):
+        assert record["weight"] is None  # nobody had a share of a model that did not move
+        assert not {"used", "not-chosen"} & set(record["verdict"])
+        assert ("zero-trust" in record["verdict"]) == (kept == "nobody-trusted")
+        if kept == "root-unusable":  # the server's fault, and no node's
+            assert record["verdict"] == ["not-counted"] * 6
+            assert record["cosine"] == record["trust"] == [None] * 6
+
+
+def test_an_update_that_rounding_swallows_moves_nothing(tmp_path: Path) -> None:
+    start = {name: np.full_like(array, 1000) for name, array in MODEL.items()}
+
+    def clients(node: int, message: Message) -> Message:
+        return reply_with(message, {name: array + np.float32(1) for name, array in arrays_of(message).items()})
+
+    arrays, _ = run(clients, FedAvg(), start=start, global_lr=1e-9, directory=tmp_path, rounds=1)
+    assert same(arrays, start)
+    assert records(tmp_path)[0]["kept"] == "rounded-away"
+    assert records(tmp_path)[0]["verdict"] == ["not-counted"] * 6
 
 
 def test_a_model_that_would_overflow_is_kept(tmp_path: Path) -> None:
@@ -699,20 +736,18 @@ def test_buffers_follow_the_servers_own_training() -> None:
     assert arrays["norm.num_batches_tracked"].dtype == np.int64
 
 
-@pytest.mark.parametrize("rule", [FLTrust(), Median(), FedAvg()], ids=str)
-def test_buffers_of_clients_if_wanted_are_the_median_of_those_with_a_share(rule: Rule) -> None:
-    def clients(node: int, message: Message) -> Message:
-        reply = with_statistics(node, message)
-        if node == 5 and rule == FLTrust():  # sends the opposite: no trust, so no say about the buffers
-            before = arrays_of(message)
-            after = {name: array.numpy() for name, array in reply.content["arrays"].items()}
-            reply = reply_with(message, {**after, **{name: 2 * before[name] - after[name] for name in MODEL}})
-        return reply
-
-    options = {"root": lambda arrays: root(parameters_only(arrays))} if rule.needs_root else {}
-    arrays, _ = run(clients, rule, rounds=1, start=STATISTICS, take_buffers=True, most_value=1e31, **options)
-    assert arrays["norm.running_mean"].tolist() == [3.0 if rule == FLTrust() else 3.5] * 4  # of 1, 2, 3, 4, (5,) 1e30
+@pytest.mark.parametrize("rule", [Krum(tolerate=1), Median(), FedAvg()], ids=str)
+def test_buffers_of_clients_if_wanted_are_the_median_of_all(rule: Rule) -> None:
+    """Also under Krum: it compares parameters, so the one that it chooses may hold any buffers."""
+    arrays, _ = run(with_statistics, rule, rounds=1, start=STATISTICS, take_buffers=True, most_value=1e31)
+    assert arrays["norm.running_mean"].tolist() == [3.5] * 4  # of 1, 2, 3, 4, 5, 1e30
     assert arrays["norm.num_batches_tracked"] == 7
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULE_LIST.items() if rule.needs_root])
+def test_a_rule_that_needs_no_honest_majority_does_not_take_buffers_from_one(name: str) -> None:
+    with pytest.raises(InputError, match="needs no honest majority, but take_buffers does"):
+        strategy_of(RULE_LIST[name], take_buffers=True)
 
 
 def test_buffers_by_name() -> None:
@@ -773,7 +808,14 @@ def test_under_flowers_own_loop_the_model_is_the_same() -> None:
     strategy = strategy_of()
     result = Strategy.start(strategy, FakeGrid(honest), as_record(), num_rounds=4)
     assert same({name: array.numpy() for name, array in result.arrays.items()}, run()[0])
-    assert dict(result.train_metrics_clientapp[1]) == {"used": 6, "zero-trust": 0, "rejected": 0, "missing": 0}
+    assert dict(result.train_metrics_clientapp[1]) == {
+        "used": 6,
+        "not-chosen": 0,
+        "zero-trust": 0,
+        "rejected": 0,
+        "not-counted": 0,
+        "missing": 0,
+    }
 
 
 def test_evaluation_on_the_server_is_in_the_audit(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fltrust.errors import InputError
 from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.order import ExactTrust, sort_rows
 from fltrust.flower.replies import Limits, ReplyError, read
-from fltrust.flower.verdicts import KEPT, plain
+from fltrust.flower.verdicts import KEPT, VERDICTS, plain
 from fltrust.rules import Aggregate, FLTrust, Rule, direction_and_norm, measure, ranked_mean
 
 MOST_EXTRA = 100  # replies of a round that nobody asked for and that are written down
@@ -60,7 +60,7 @@ class Round:
         self.entries = {node: Entry() for node in sorted(self.nodes)}
         self._order: list[int] = []  # the nodes whose updates were taken, as they came
         self._sizes: list[float] = []
-        self._buffers: dict[int, Tensor] = {}
+        self._buffers: list[Tensor] = []
         self._root: Arrays = {}
         self._root_update: Tensor | None = None
         self._direction: Tensor | None = None
@@ -120,11 +120,12 @@ class Round:
             return
         entry.verdict, entry.reason = "used", None
         entry.norm = float(row.norm[0])
-        if self._direction is not None:
+        if self._direction is not None and self._direction.any():
             entry.cosine = float(row.cosine[0])
-        trusted = self._stream is None or self._stream.add_measured(update, row) > 0
-        if sent.buffers is not None and trusted:
-            self._buffers[node] = sent.buffers
+        if self._stream is not None:
+            self._stream.add_measured(update, row)
+        if sent.buffers is not None:
+            self._buffers.append(sent.buffers)
         self._order.append(node)
         self._sizes.append(1.0 if sent.examples is None else sent.examples)
 
@@ -141,12 +142,11 @@ class Round:
         """The global arrays after this round: those before it if it is `kept`."""
         aggregate = self._aggregate()
         self._stream = self._rows = self._direction = self._root_update = None  # large, and no longer needed
-        if aggregate is not None and aggregate.weight is not None:
-            self._has_weights = True
-            for node, weight in zip(self._order, aggregate.weight.tolist(), strict=True):
-                self.entries[node].weight = weight
-                if self.rule.needs_root and weight == 0 and (self.entries[node].cosine or 0) <= 0:
-                    self.entries[node].verdict = "zero-trust"
+        after = self._after(aggregate)
+        self._judge(None if aggregate is None else aggregate.weight)
+        return after
+
+    def _after(self, aggregate: Aggregate | None) -> Arrays:
         if aggregate is None or self.kept is not None:
             return self.before
         if not aggregate.update.any():
@@ -155,8 +155,25 @@ class Round:
         after = self._moved(aggregate.update)
         if not all(np.isfinite(array).all() for array in after.values() if array.dtype.kind == "f"):
             self._keep("not-finite")
-            return self.before
-        return after
+        elif all(np.array_equal(after[name], self.before[name]) for name in self.layout.parameters):
+            self._keep("rounded-away")
+        return self.before if self.kept else after
+
+    def _judge(self, shares: Tensor | None) -> None:
+        """What became of the updates that were in order (n,) follows from what became of the model."""
+        if self.kept not in (None, "nobody-trusted"):
+            for node in self._order:
+                self.entries[node].verdict = "not-counted"
+        elif shares is not None:
+            self._has_weights = self.kept is None
+            for node, share in zip(self._order, shares.tolist(), strict=True):
+                entry = self.entries[node]
+                entry.weight = share
+                if share == 0:
+                    pointed_away = isinstance(self.rule, FLTrust) and entry.cosine is not None and entry.cosine <= 0
+                    entry.verdict = "zero-trust" if pointed_away else "not-chosen"
+                elif self.kept is not None:
+                    entry.verdict = "not-counted"
 
     def _keep(self, reason: str, why: str | None = None) -> None:
         if self.kept is None:  # the first reason is the one that counts
@@ -190,8 +207,8 @@ class Round:
                 after[name] = np.asarray(moved, self.layout.dtypes[name])
             for name, part in self._root.items():  # statistics of the server's own training are as trustworthy as the server
                 after[name] = _like(self.before[name], self.before[name] + part)
-        if trusted := [buffers for node, buffers in self._buffers.items() if not self._has_weights or self.entries[node].weight]:
-            matrix = torch.stack(trusted)
+        if self._buffers:
+            matrix = torch.stack(self._buffers)
             middle = ranked_mean(matrix, torch.ones(len(matrix), dtype=torch.bool), None).numpy()
             start = 0
             for name in self.layout.shapes:
@@ -203,7 +220,7 @@ class Round:
 
     def count(self) -> dict[str, int]:
         counted = Counter(entry.verdict for entry in self.entries.values())
-        return {verdict: counted[verdict] for verdict in ("used", "zero-trust", "rejected", "missing")}
+        return {verdict: counted[verdict] for verdict in VERDICTS if verdict != "late"}
 
     def record(self) -> dict[str, Any]:
         """This round's line of the audit, with the simulator's fields first."""

@@ -47,7 +47,8 @@ class RobustStrategy(Strategy):
     min_replies          with fewer valid replies a round keeps the model
     buffers              arrays (by name, or a function of the name) that are no parameters: they are not in the cosine, and they are not
                          taken from clients but from the root's training, if it gives them
-    take_buffers         takes them from clients after all: per coordinate the median over the nodes that had a share
+    take_buffers         takes them from clients after all: per coordinate the median over all valid replies. This needs an honest majority,
+                         so it is refused for the rules with a root, which need none
     most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
     most_bytes           size of a reply; None: the model's, 1 MiB, and 1 KiB for each array
     most_value           largest absolute value in a reply
@@ -79,6 +80,10 @@ class RobustStrategy(Strategy):
     ) -> None:
         if rule.needs_root and root is None:
             raise InputError(f"{type(rule).__name__} needs a root update: give root=..., such as root_of(module, data, lr=...)")
+        _require(
+            not (take_buffers and rule.needs_root),
+            f"{type(rule).__name__} needs no honest majority, but take_buffers does: leave it out, and let the root's training give the buffers",
+        )
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
         _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")

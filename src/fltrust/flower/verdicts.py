@@ -1,9 +1,11 @@
 """What the audit says of a node in a round, and why: the words of `records.jsonl`."""
 
 VERDICTS = {
-    "used": "its update took part",
+    "used": "its update moved the model",
+    "not-chosen": "its update was read, but the rule gave it no share",
     "zero-trust": "its update was read, but got no share: it points away from the server's own",
     "rejected": "its reply could not be used",
+    "not-counted": "its update was in order, but the round kept the model",
     "late": "its reply came after the round's deadline",
     "missing": "no reply came that is certainly its own",
 }
@@ -36,6 +38,7 @@ KEPT = {
     "root-unusable": "the server's own update is zero or not finite",
     "rule": "the rule could not work with what was there",
     "not-finite": "the new model would not be finite",
+    "rounded-away": "the update is too small to change any weight",
 }
 
 
