@@ -82,7 +82,7 @@ class RobustStrategy(Strategy):
             raise InputError(f"{type(rule).__name__} needs a root update: give root=..., such as root_of(module, data, lr=...)")
         _require(
             not (take_buffers and rule.needs_root),
-            f"{type(rule).__name__} needs no honest majority, but take_buffers does: leave it out, and let the root's training give the buffers",
+            f"{type(rule).__name__} needs no honest majority, but take_buffers does: leave it out, the root gives the buffers",
         )
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
