@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore.task_identity import TaskIdentity
 
 from fltrust.errors import InputError
 from fltrust.experiment import name_of
@@ -24,7 +25,7 @@ from fltrust.flower.fetch import look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
 from fltrust.flower.mailbox import Mailbox
 from fltrust.flower.replies import Limits, is_gone, one_of
-from fltrust.flower.root import Root
+from fltrust.flower.root import Root, settings_of
 from fltrust.flower.round import Round
 from fltrust.flower.verdicts import plain
 from fltrust.randomness import stream
@@ -165,7 +166,15 @@ class RobustStrategy(Strategy):
                 result.train_metrics_clientapp[t] = MetricRecord(dict(this.count()))
                 _say(this, num_rounds, measured)
                 if folder is not None:
-                    folder.save({**this.record(), **_measurements(measured), "seconds": round(time.monotonic() - started, 3)}, arrays)
+                    folder.save(
+                        {
+                            **this.record(),
+                            **_measurements(measured),
+                            "seconds": round(time.monotonic() - started, 3),
+                            "run_id": TaskIdentity.run_id,
+                        },
+                        arrays,
+                    )
         return result
 
     def _sent(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, mailbox: Mailbox, timeout: float) -> tuple[Round, float]:
@@ -194,6 +203,7 @@ class RobustStrategy(Strategy):
         """What decides the numbers, and must be the same when a run goes on."""
         return {
             "rule": {"name": name_of(self.rule, RULES), **dataclasses.asdict(self.rule)},
+            "root": settings_of(self.root),
             "seed": self.seed,
             "global_lr": self.global_lr,
             "fraction_train": self.fraction_train,
