@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app.message import array as flwr_array
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.constant import SUPERLINK_NODE_ID
@@ -39,7 +40,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from test_flower_strategy import Clock, records, same
 
-from fltrust.flower import RobustStrategy, mailbox
+from fltrust.flower import RobustStrategy, fetch, mailbox
 from fltrust.flower import strategy as strategy_module
 from fltrust.rules import FedAvg
 
@@ -144,8 +145,9 @@ def played(link: Link, folder: Path, *, rounds: int = 2, **options: Any) -> list
     strategy = RobustStrategy(FedAvg(), directory=folder, poll=1.0, **options)
     arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mailbox, "time", clock := Clock())
-        patch.setattr(strategy_module, "time", clock)
+        clock = Clock()
+        for module in (mailbox, strategy_module, fetch):
+            patch.setattr(module, "time", clock)
         result = strategy.start(link.grid, arrays, num_rounds=rounds, timeout=60)
     last = {name: array + float(rounds) for name, array in MODEL.items()}
     assert same({name: array.numpy() for name, array in result.arrays.items()}, last)  # what the honest nodes said counted
@@ -367,10 +369,18 @@ def test_a_reply_that_grows_when_it_is_put_together(levels: int, times: int, rea
     assert peak < 50e6  # 200 MB put together
 
 
+def in_chunks_of(size: int, message: Message, arrays: dict[str, np.ndarray]) -> Message:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flwr_array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", size)
+        reply = answer(message, arrays)
+        pieces_of(reply)  # Flower remembers them
+        return reply
+
+
 def test_a_reply_that_is_too_large_is_not_fetched_to_its_end(tmp_path: Path) -> None:
     def hostile(link: Link, node: int, message: Message) -> None:
-        parts = {f"part{i}": np.full(100_000, i, np.float32) for i in range(50)}  # 20 MB
-        link.reply(node, answer(message, parts))
+        large = {**learnt(message), "weight": np.arange(2_000_000, dtype=np.float32)}  # 8 MB in 20 pieces
+        link.reply(node, in_chunks_of(400_000, message, large))
 
     link = Link({0: hostile}, honest=2)
     found = played(link, tmp_path / "run", rounds=1, most_bytes=1_000_000)
@@ -383,7 +393,7 @@ def test_a_reply_that_comes_in_drips_is_given_up(tmp_path: Path) -> None:
     left: list[Callable[[], None]] = []
 
     def hostile(link: Link, node: int, message: Message) -> None:
-        reply = answer(message, {str(i): np.full(20_000, i, np.float32) for i in range(12)})
+        reply = in_chunks_of(80_000, message, {**learnt(message), "weight": np.arange(240_000, dtype=np.float32)})
         session, pieces = link.announce(node, reply), dict(reversed(pieces_of(reply).items()))
         left.extend(lambda name=name, content=content: link.upload(node, session, {name: content}) for name, content in pieces.items())
 
@@ -425,15 +435,57 @@ def test_a_superlink_that_cannot_answer_now_and_then_is_nobodys_fault(name: str,
     assert link.calls > 1
 
 
-def test_a_reply_of_very_many_pieces_is_refused_unseen(tmp_path: Path) -> None:
-    def hostile(link: Link, node: int, message: Message) -> None:
-        link.reply(node, answer(message, {str(i): np.array([i]) for i in range(1500)}))
+def many_arrays(message: Message) -> dict[str, np.ndarray]:
+    return {str(i): np.array([i]) for i in range(1500)}
 
-    link = Link({0: hostile}, honest=2)
-    found = played(link, tmp_path / "run", rounds=1)
-    assert found[0]["reason"][0] == "too-large"
-    assert "pieces" in found[0]["detail"][0]
-    assert link.asked < 1100
+
+def many_chunks(message: Message) -> dict[str, np.ndarray]:
+    return {**learnt(message), "weight": np.arange(2000, dtype=np.float32).reshape(40, 50)}
+
+
+@pytest.mark.parametrize(("arrays", "reason"), [(many_arrays, "names"), (many_chunks, "too-large")])
+def test_a_reply_of_very_many_pieces_is_refused_unseen(
+    arrays: Callable[[Message], dict[str, np.ndarray]], reason: str, tmp_path: Path
+) -> None:
+    """Three nodes send a thousand tiny pieces each: they are not fetched, so they hold up nobody."""
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        reply = in_chunks_of(8, message, arrays(message))
+        assert len(pieces_of(reply)) > 1000
+        link.reply(node, reply)
+
+    link = Link(dict.fromkeys(range(3), hostile), honest=2)
+    found = played(link, tmp_path / "run", rounds=1, min_replies=1)
+    assert found[0]["reason"] == [reason] * 3 + [None] * 2
+    assert link.asked < 150  # of more than 3,000
+
+
+def test_a_round_ends_at_its_deadline_however_slow_the_superlink_is(tmp_path: Path) -> None:
+    """Every request takes three seconds, and replies come in just before the deadline of a minute."""
+
+    class Slow(Link):
+        clock: Clock
+
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            self.clock.now += 3
+            return (
+                super().PullMessages(request) if self.clock.now > 1055 else runtime_handlers.pull_messages(request, self.state, self._task)
+            )
+
+        def PullObject(self, request: Any) -> Any:  # noqa: N802
+            self.clock.now += 3
+            return super().PullObject(request)
+
+    link = Slow({}, honest=5)
+    link.clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mailbox, strategy_module, fetch):
+            patch.setattr(module, "time", link.clock)
+        strategy = RobustStrategy(FedAvg(), directory=tmp_path / "run", poll=1.0)
+        strategy.start(link.grid, ArrayRecord({name: Array(array) for name, array in MODEL.items()}), num_rounds=1, timeout=60)
+    (record,) = records(tmp_path / "run")
+    assert 60 <= record["seconds"] <= 60 + mailbox.GRACE + 3  # a request that has begun is waited for
+    assert set(record["reason"]) <= {None, "silent"}
 
 
 KINDS_OF_PIECES = ["Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk", "MetricRecord", "ConfigRecord"]

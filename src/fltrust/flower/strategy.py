@@ -23,7 +23,7 @@ from fltrust.experiment import name_of
 from fltrust.flower.audit import FederationDirectory
 from fltrust.flower.fetch import look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
-from fltrust.flower.mailbox import Mailbox
+from fltrust.flower.mailbox import GRACE, Mailbox
 from fltrust.flower.replies import Limits, is_gone, one_of
 from fltrust.flower.root import Root, settings_of
 from fltrust.flower.round import Round
@@ -149,9 +149,11 @@ class RobustStrategy(Strategy):
                 # Step II: nodes and server train from there, at the same time.
                 self._train_root(this)
                 # Step III: the server aggregates what arrives and moves the global model.
+                grace = GRACE
                 if time.monotonic() > started + timeout:
                     log.warning("the root update took longer than the %s s that nodes have: replies that are there now count", timeout)
-                for asked, reply in mailbox.arrivals(t, started + timeout):
+                    grace = timeout  # nothing has been fetched yet
+                for asked, reply in mailbox.arrivals(t, started + timeout, grace):
                     if asked.t == t:
                         this.take(asked.node, reply)
                     elif not is_gone(reply):
