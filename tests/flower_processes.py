@@ -77,6 +77,8 @@ def play_alone(app: Path, directory: Path, nodes: int, *, folder: Path | None = 
 class LocalGrid:
     """Nodes that answer in this process, at once."""
 
+    in_process = True
+
     def __init__(self, app: ClientApp, nodes: int, run_config: Any) -> None:
         self.app, self.replies, self.sent = app, dict[str, Message](), 0
         self.contexts = {

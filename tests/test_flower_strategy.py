@@ -45,6 +45,8 @@ RULE_LIST: dict[str, Rule] = {
 class FakeGrid(Grid):
     """A grid whose nodes answer when they are looked at for the `looks(node, t)` times and once more."""
 
+    in_process = True
+
     def __init__(self, client: Client, nodes: Iterable[int] = range(1, 7), looks: Callable[[int, int], int] = lambda node, t: 0) -> None:
         self.client, self.nodes, self.looks = client, list(nodes), looks
         self.sent: dict[str, Message] = {}

@@ -30,16 +30,19 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, Pu
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
+from flwr.serverapp.strategy import Strategy
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation.noop_federation_manager import NOOP_FEDERATION_ID, NOOP_FLWR_AID, NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from test_flower_strategy import Clock, records, same
 
+from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy, fetch, mailbox
 from fltrust.flower import strategy as strategy_module
 from fltrust.rules import FedAvg
@@ -244,6 +247,49 @@ def test_a_late_reply_is_named_and_not_fetched(tmp_path: Path) -> None:
     first, second, *_ = played(link, tmp_path / "run", rounds=2)
     assert (first["late"], second["late"]) == ([], [[link.ids[0], 1]])
     assert link.pulled < 100_000
+
+
+class Wrapper:
+    """A grid around Flower's, to count messages, say."""
+
+    def __init__(self, grid: HttpGrid) -> None:
+        self.grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+
+def test_a_grid_that_cannot_be_guarded_is_refused(tmp_path: Path) -> None:
+    link = Link({}, honest=2)
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    with pytest.raises(InputError, match="cannot guard replies that come through a Wrapper: give it the grid that Flower gives"):
+        RobustStrategy(FedAvg()).start(Wrapper(link.grid), arrays)
+    assert link.state.num_message_ins() == 0
+
+
+def test_another_loop_over_the_network_is_refused() -> None:
+    link = Link({}, honest=2)
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    with pytest.raises(InputError, match=r"call its start\(\.\.\.\), not another loop"):
+        Strategy.start(RobustStrategy(FedAvg()), link.grid, arrays, num_rounds=1, timeout=1)
+    assert link.state.num_message_ins() == 0
+
+
+def test_flowers_grid_of_a_simulation_is_taken(tmp_path: Path) -> None:
+    link = Link({}, honest=2)
+    grid = InMemoryGrid(SimpleNamespace(state=lambda: link.state))  # type: ignore[arg-type]
+    grid._run = SimpleNamespace(run_id=link.run)  # type: ignore[assignment]
+
+    def pull(message_ids: Any) -> Any:
+        for node in link.ids:
+            for message in link.state.get_message_ins(node, 1):
+                link.state.store_message_res(answer(message, learnt(message)))
+        return InMemoryGrid.pull_messages(grid, message_ids)
+
+    grid.pull_messages = pull  # type: ignore[method-assign]
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    RobustStrategy(FedAvg(), directory=tmp_path / "run").start(grid, arrays, num_rounds=1, timeout=60)
+    assert records(tmp_path / "run")[0]["verdict"] == ["used"] * 2
 
 
 def guessed(link: Link, node: int, message: Message, victim: int) -> str | None:

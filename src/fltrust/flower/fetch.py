@@ -24,7 +24,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from fltrust.errors import InputError
 from fltrust.flower.layout import Layout
 from fltrust.flower.replies import Limits, ReplyError
 from fltrust.flower.verdicts import plain
@@ -37,7 +39,17 @@ def look_of(grid: Grid, layout: Layout, limits: Limits) -> Look:
     """How replies are looked for on a grid: over a network as above; where nodes are in the same process, as Flower does."""
     if isinstance(grid, HttpGrid):
         return _SuperLink(grid, layout, limits).look
+    if not in_process(grid):
+        raise InputError(
+            f"RobustStrategy cannot guard replies that come through a {type(grid).__name__}: give it the grid that Flower gives to the "
+            "ServerApp; a grid of your own whose nodes are in this process says so with in_process = True"
+        )
     return lambda message_id, wanted, until: [reply for reply in grid.pull_messages([message_id]) if reply.metadata.reply_to_message_id]
+
+
+def in_process(grid: Grid) -> bool:
+    """Whether the nodes of a grid are in this process, as in Flower's simulation: then there is no transport to guard."""
+    return isinstance(grid, InMemoryGrid) or getattr(type(grid), "in_process", False) is True
 
 
 AGAIN = 3  # times that a reply may be fetched in all before the last piece of it is there

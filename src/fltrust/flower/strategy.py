@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fltrust.errors import InputError
 from fltrust.experiment import name_of
 from fltrust.flower.audit import FederationDirectory
-from fltrust.flower.fetch import look_of
+from fltrust.flower.fetch import in_process, look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
 from fltrust.flower.mailbox import GRACE, Mailbox
 from fltrust.flower.replies import Limits, is_gone, one_of
@@ -103,6 +103,7 @@ class RobustStrategy(Strategy):
         self._time_to_live: float | None = None  # of messages; None: Flower's default
         self._wait = float("inf")  # seconds for nodes to be there
         self._round: Round | None = None
+        self._guarded: Grid | None = None  # whose replies `start` fetches itself
 
     # ---------------------------------------------------------------- the loop
 
@@ -129,6 +130,8 @@ class RobustStrategy(Strategy):
         self.summary()
         with ExitStack() as stack:
             mailbox = Mailbox(grid, look_of(grid, layout, self.limits), self.poll)
+            self._guarded = grid
+            stack.callback(setattr, self, "_guarded", None)
             done, arrays = 0, initial
             folder = None
             if self.directory is not None:
@@ -219,6 +222,11 @@ class RobustStrategy(Strategy):
     # ---------------------------------------------------------------- Flower's methods: a round for whoever else drives the strategy
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        if grid is not self._guarded and not in_process(grid):
+            raise InputError(
+                "RobustStrategy fetches replies itself, since Flower's own way lets one node harm the others: call its start(...), "
+                "not another loop or a strategy around it"
+            )
         nodes = self._drawn(server_round, grid)
         before = {name: array.numpy() for name, array in arrays.items()}
         layout = Layout.of(before, self.buffers)
