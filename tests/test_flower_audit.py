@@ -22,6 +22,7 @@ pytest.importorskip("flwr")
 pytest.importorskip("safetensors")
 
 from flwr.app import Error, Message
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load_file, save_file
 from test_flower_strategy import (
     MODEL,
@@ -52,12 +53,13 @@ ROUNDS = 6
 
 
 def carry_on(path: Path, client: Client = honest, *, rounds: int = ROUNDS, rule: Rule | None = None, **options: object) -> None:
+    TaskIdentity.run_id = 7  # what Flower sets in the process of a ServerApp
     chance = np.random.default_rng()  # another order of arrival each time
 
     def looks(node: int, t: int) -> int:
         return int(chance.integers(0, 4))
 
-    strategy_of(rule, directory=path, fraction_train=0.7, **options).start(
+    strategy_of(rule, **{"directory": path, "fraction_train": 0.7, "seed": 0, **options}).start(
         FakeGrid(client, looks=looks), as_record(), num_rounds=rounds, timeout=30, evaluate_fn=lambda t, arrays: {"test_error": 1 / (t + 1)}
     )
 
@@ -70,10 +72,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def equal(one: Path, other: Path) -> bool:
-    """The same rounds, the same nodes, the same verdicts and the same model, bit for bit (but not the same times)."""
+    """The same rounds, the same nodes, the same verdicts and the same model, bit for bit (but not the same times and run)."""
 
     def without_time(path: Path) -> list[dict]:
-        return [{name: value for name, value in record.items() if name not in ("seconds", "time")} for record in records(path)]
+        return [{name: value for name, value in record.items() if name not in ("seconds", "time", "run_id")} for record in records(path)]
 
     return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes() and without_time(one) == without_time(
         other
@@ -94,7 +96,7 @@ def test_what_is_written(unbroken: Path) -> None:
         for column in ("weight", "trust", "cosine", "norm", "verdict", "reason", "detail"):
             assert len(record[column]) == 4
         assert datetime.fromisoformat(record["time"]).utcoffset() == timedelta(0)
-        assert record["run_id"] == 1
+        assert record["run_id"] == 7
         assert len(record["model"]) == 64
     assert len({record["model"] for record in written}) == ROUNDS
     t, arrays = read_model(unbroken / "model.safetensors")
@@ -119,7 +121,7 @@ def test_a_finished_run_returns_its_model_and_asks_nobody(tmp_path: Path) -> Non
     carry_on(tmp_path, rounds=2)
     grid = FakeGrid(honest)
     other = {name: array + 1 for name, array in MODEL.items()}  # the initial arrays of a run that goes on do not matter
-    strategy = strategy_of(directory=tmp_path, fraction_train=0.7)
+    strategy = strategy_of(directory=tmp_path, fraction_train=0.7, seed=0)
     result = strategy.start(grid, as_record(other), num_rounds=2)
     assert not grid.sent
     assert same(
@@ -247,7 +249,7 @@ def test_the_initial_model_is_kept_too(tmp_path: Path, unbroken: Path) -> None:
     """A run killed in its first round goes on from the same initial model, whatever the next start brings."""
     carry_on(tmp_path, rounds=0)
     assert read_model(tmp_path / "model.safetensors")[0] == 0
-    strategy = strategy_of(directory=tmp_path, fraction_train=0.7)
+    strategy = strategy_of(directory=tmp_path, fraction_train=0.7, seed=0)
     strategy.start(FakeGrid(honest), as_record({name: array + 1 for name, array in MODEL.items()}), num_rounds=ROUNDS)
     assert (tmp_path / "model.safetensors").read_bytes() == (unbroken / "model.safetensors").read_bytes()
 

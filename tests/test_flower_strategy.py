@@ -138,7 +138,7 @@ def as_record(arrays: dict[str, np.ndarray] = MODEL) -> ArrayRecord:
 
 def strategy_of(rule: Rule | None = None, **options: object) -> RobustStrategy:
     rule = rule or FLTrust()
-    return RobustStrategy(rule, **{"poll": 1e-4, "root": root if rule.needs_root else None, **options})
+    return RobustStrategy(rule, **{"poll": 1e-4, "root": root if rule.needs_root else None, "min_replies": 1, **options})
 
 
 def run(
@@ -413,6 +413,41 @@ def test_replies_that_are_there_when_a_slow_root_is_ready_count(tmp_path: Path, 
     assert same(arrays, run()[0])
 
 
+def one_bit(node: int, message: Message) -> Message:
+    """The model as it came but for the last bit of one weight."""
+    arrays = arrays_of(message)
+    arrays["weight"] = arrays["weight"].copy()
+    arrays["weight"][0, 0] = np.nextafter(arrays["weight"][0, 0], np.float32(np.inf))
+    return reply_with(message, arrays)
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), FedAvg(), Median()], ids=str)
+def test_one_bit_is_no_update(rule: Rule, tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> object:
+        return one_bit(node, message) if node == 1 else honest(node, message)
+
+    arrays, _ = run(clients, rule, directory=tmp_path, rounds=2)
+    assert same(arrays, run(lambda node, message: gone(message) if node == 1 else honest(node, message), rule, rounds=2)[0])
+    for record in records(tmp_path):
+        assert (record["verdict"][0], record["reason"][0]) == ("rejected", "tiny-update")
+    run(clients, rule, directory=tmp_path / "any", rounds=1, least_norm=0)
+    assert records(tmp_path / "any")[0]["verdict"][0] == "used"
+
+
+def test_few_nodes_alone_do_not_move_the_model(tmp_path: Path, clock: Clock) -> None:
+    """Three of ten, the others silent: what the model makes of their updates would tell them about the root update."""
+
+    def clients(node: int, message: Message) -> object:
+        return honest(node, message) if node <= 3 else None
+
+    strategy = RobustStrategy(FLTrust(), root=root, directory=tmp_path, poll=1.0)
+    strategy.start(FakeGrid(clients, range(1, 11)), as_record(), num_rounds=1, timeout=10)
+    (record,) = records(tmp_path)
+    assert record["kept"] == "too-few-replies"
+    assert record["why"] == "3 replies of 10 could be used, at least 5 must"
+    assert record["verdict"] == ["not-counted"] * 3 + ["missing"] * 7
+
+
 def test_a_node_that_turns_against_the_others_is_not_trusted(tmp_path: Path) -> None:
     def clients(node: int, message: Message) -> Message:
         before, after = arrays_of(message), step(node, round_of(message), arrays_of(message))
@@ -476,17 +511,32 @@ def test_what_flower_has_forgotten_is_not_asked_for_any_more(clock: Clock) -> No
     assert looks == [23, 23, 23, 23, 12]  # twelve times in its round and eleven in the next, then its time to live is over
 
 
-def test_a_grid_that_fails_altogether_ends_the_run() -> None:
-    class Broken(FakeGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            self.get_node_ids = self.gone  # type: ignore[method-assign]
-            return self.gone()
+class Leaving(FakeGrid):
+    """A SuperLink that goes away when the first round is asked for, for some time."""
 
-        def gone(self) -> list:
+    clock: Clock
+    away = 0.0
+
+    def get_node_ids(self) -> Iterable[int]:
+        if self.sent and self.clock.now < 1000 + self.away:
             raise ConnectionError("the SuperLink is gone")
+        return super().get_node_ids()
 
-    with pytest.raises(ConnectionError, match="gone"):
-        strategy_of().start(Broken(honest), as_record(), timeout=5)
+
+def test_a_superlink_that_went_away_and_came_back_does_not_end_the_run(tmp_path: Path, clock: Clock) -> None:
+    grid = Leaving(honest)
+    grid.clock, grid.away = clock, 200
+    strategy_of(directory=tmp_path, poll=1.0).start(grid, as_record(), num_rounds=3, timeout=20)
+    assert [record["verdict"] for record in records(tmp_path)] == [["used"] * 6] * 3
+    assert clock.now == 1200
+
+
+def test_a_superlink_that_is_gone_for_good_ends_the_run(clock: Clock) -> None:
+    grid = Leaving(honest)
+    grid.clock, grid.away = clock, 1e9
+    with pytest.raises(InputError, match="could not be asked for its nodes for 300 s: the SuperLink is gone"):
+        strategy_of(poll=1.0).start(grid, as_record(), num_rounds=3, timeout=20)
+    assert clock.now == 1000 + strategy_module.RECONNECT
 
 
 def test_a_message_that_could_not_be_sent_is_a_missing_reply(tmp_path: Path) -> None:
@@ -542,8 +592,8 @@ def test_replies_are_dropped_one_by_one() -> None:
 
 
 def test_a_sample_of_the_nodes_takes_part_the_same_in_every_run_of_a_seed() -> None:
-    def asked(seed: int) -> list[list[int]]:
-        _, grid = run(nodes=range(1, 41), fraction_train=0.25, seed=seed, rounds=5)
+    def asked(seed: int | None) -> list[list[int]]:
+        _, grid = run(nodes=range(1, 41), fraction_train=0.25, rounds=5, **({} if seed is None else {"seed": seed}))
         by_round: dict[int, list[int]] = {}
         for message in grid.sent.values():
             by_round.setdefault(round_of(message), []).append(message.metadata.dst_node_id)
@@ -553,6 +603,10 @@ def test_a_sample_of_the_nodes_takes_part_the_same_in_every_run_of_a_seed() -> N
     assert [len(nodes) for nodes in first] == [10] * 5
     assert len({tuple(nodes) for nodes in first}) == 5
     assert first == asked(0) != asked(1)
+    unseeded = asked(None)
+    assert [len(nodes) for nodes in unseeded] == [10] * 5
+    assert unseeded != asked(None)  # nobody can know it in advance
+    assert unseeded != first
 
 
 def test_it_waits_until_enough_nodes_are_there(tmp_path: Path, clock: Clock) -> None:
@@ -840,6 +894,8 @@ def test_evaluation_on_the_server_is_in_the_audit(tmp_path: Path) -> None:
         ({"fraction_train": 2}, "fraction_train"),
         ({"min_train_nodes": 0}, "min_train_nodes"),
         ({"min_replies": 0}, "min_replies"),
+        ({"min_replies": 2.5}, "min_replies"),
+        ({"least_norm": -1}, "least_norm"),
         ({"most_examples": 0}, "most_examples"),
         ({"most_bytes": 0}, "most_bytes"),
         ({"most_value": 0}, "most_value"),

@@ -40,6 +40,7 @@ class Limits:
     most_examples: int | None = None  # what a reported number of examples counts at most; None: it is not used, and may be missing
     weighted_by_key: str = "num-examples"
     take_buffers: bool = False
+    least_norm: float = 0.0  # of an update, as a part of the root update's norm, or without a root of the weights' norm
 
     def bytes_for(self, layout: Layout) -> int:
         return layout.nbytes + _SLACK + _SLACK_PER_ARRAY * len(layout.shapes) if self.most_bytes is None else self.most_bytes

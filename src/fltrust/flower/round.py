@@ -66,6 +66,7 @@ class Round:
         self._direction: Tensor | None = None
         self._stream: ExactTrust | None = None  # FLTrust takes each update as it comes ...
         self._rows: Tensor | None = None  # (n, d): the other rules need them all; for FLTrust n is 1
+        self._scale: float | None = None  # the norm that an update's is compared with
         self._rooted = self._has_weights = False
 
     def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
@@ -114,12 +115,14 @@ class Round:
                 if update.any():
                     raise ReplyError("not-finite", "the difference from what was sent out is not finite")
                 raise ReplyError("zero-update", "the arrays are those that were sent out")
+            if (norm := float(row.norm[0])) < self._least_norm():
+                raise ReplyError("tiny-update", f"the update's norm is {norm:.3g}, at least {self._least_norm():.3g} is asked for")
         except ReplyError as problem:
             entry.verdict = "missing" if problem.reason in ("unavailable", "disputed") else "rejected"
             entry.reason, entry.detail = problem.reason, problem.detail
             return
         entry.verdict, entry.reason = "used", None
-        entry.norm = float(row.norm[0])
+        entry.norm = norm
         if self._direction is not None and self._direction.any():
             entry.cosine = float(row.cosine[0])
         if self._stream is not None:
@@ -128,6 +131,13 @@ class Round:
             self._buffers.append(sent.buffers)
         self._order.append(node)
         self._sizes.append(1.0 if sent.examples is None else sent.examples)
+
+    def _least_norm(self) -> float:
+        """Below it an update is rounding, not learning: one bit that differs must not earn a share."""
+        if self._scale is None:
+            root, weights = self._root_update, self.layout.vector(self.before.__getitem__)
+            self._scale = float(measure((weights if root is None else root)[None]).norm[0])
+        return self.limits.least_norm * self._scale
 
     def _place(self) -> Tensor:
         """Where the next update (d,) is written: over the last one, which FLTrust has taken in, or below those that are kept."""

@@ -5,6 +5,7 @@ Every rule of `fltrust.rules` is used as it is; this file is the loop around it,
 
 import dataclasses
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ from fltrust.flower.verdicts import plain
 from fltrust.randomness import stream
 from fltrust.rules import RULES, Rule
 
-RECONNECT = 300.0  # seconds that nodes have to come back after the server was restarted
+RECONNECT = 300.0  # seconds that nodes have to come back after the server was restarted, and the SuperLink after it went away
 
 log = logging.getLogger("flwr")  # Flower's own, so that `flwr run --stream` shows these lines too
 
@@ -45,7 +46,8 @@ class RobustStrategy(Strategy):
     global_lr            alpha of the paper: the model moves by this times the rule's update
     fraction_train, min_train_nodes    as in Flower's FedAvg
     min_available_nodes  how many must be there before the first round; before later ones it waits for so many at most a round's deadline
-    min_replies          with fewer valid replies a round keeps the model
+    min_replies          with fewer valid replies a round keeps the model: a number of replies, or a part (below 1) of the nodes that were
+                         asked. Nodes that are alone in a round can work out much of the root update from the next model
     buffers              arrays (by name, or a function of the name) that are no parameters: they are not in the cosine, and they are not
                          taken from clients but from the root's training, if it gives them
     take_buffers         takes them from clients after all: per coordinate the median over all valid replies. This needs an honest majority,
@@ -53,7 +55,9 @@ class RobustStrategy(Strategy):
     most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
     most_bytes           size of a reply; None: the model's, 1 MiB, and 1 KiB for each array
     most_value           largest absolute value in a reply
-    seed                 of the choice of nodes
+    least_norm           an update shorter than this part of the root update is rejected, without a root: of the weights; None: 1e-4 of the
+                         root update, 1e-6 of the weights
+    seed                 of the choice of nodes, if it must be the same again; None: nobody can predict it
     poll                 seconds between two looks for replies
     """
 
@@ -67,16 +71,17 @@ class RobustStrategy(Strategy):
         fraction_train: float = 1.0,
         min_train_nodes: int = 2,
         min_available_nodes: int = 2,
-        min_replies: int = 1,
+        min_replies: float = 0.5,
         buffers: Buffers = is_statistic,
         take_buffers: bool = False,
         most_examples: int | None = None,
         most_bytes: int | None = None,
         most_value: float = 1e9,
+        least_norm: float | None = None,
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
-        seed: int = 0,
+        seed: int | None = None,
         poll: float = 0.5,
     ) -> None:
         if rule.needs_root and root is None:
@@ -88,17 +93,23 @@ class RobustStrategy(Strategy):
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
         _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")
-        _require(min_replies >= 1, f"min_replies must be at least 1, not {min_replies}")
+        _require(
+            0 < min_replies < 1 or (min_replies >= 1 and min_replies == int(min_replies)),
+            f"min_replies must be a part of the nodes between 0 and 1, or a whole number of replies, not {min_replies}",
+        )
         _require(most_examples is None or most_examples >= 1, f"most_examples must be at least 1, not {most_examples}")
         _require(most_bytes is None or most_bytes >= 1, f"most_bytes must be at least 1, not {most_bytes}")
         _require(most_value > 0, f"most_value must be positive, not {most_value}")
+        _require(least_norm is None or 0 <= least_norm < 1, f"least_norm must be at least 0 and less than 1, not {least_norm}")
         _require(poll > 0, f"poll must be positive, not {poll}")
         self.rule, self.root = rule, root
         self.directory = None if directory is None else Path(directory)
         self.global_lr, self.min_replies, self.seed, self.poll = global_lr, min_replies, seed, poll
         self.fraction_train, self.min_train_nodes, self.min_available_nodes = fraction_train, min_train_nodes, min_available_nodes
         self.buffers = buffers
-        self.limits = Limits(most_bytes, most_value, most_examples, weighted_by_key, take_buffers)
+        if least_norm is None:
+            least_norm = 1e-6 if root is None else 1e-4
+        self.limits = Limits(most_bytes, most_value, most_examples, weighted_by_key, take_buffers, least_norm)
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._time_to_live: float | None = None  # of messages; None: Flower's default
         self._wait = float("inf")  # seconds for nodes to be there
@@ -230,7 +241,8 @@ class RobustStrategy(Strategy):
         nodes = self._drawn(server_round, grid)
         before = {name: array.numpy() for name, array in arrays.items()}
         layout = Layout.of(before, self.buffers)
-        self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, self.min_replies)
+        least = math.ceil(self.min_replies * len(nodes)) if self.min_replies < 1 else int(self.min_replies)
+        self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, least)
         return [self._message(node, server_round, arrays, config) for node in nodes]
 
     def _message(self, node: int, t: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
@@ -261,9 +273,9 @@ class RobustStrategy(Strategy):
         return None
 
     def _drawn(self, t: int, grid: Grid) -> list[int]:
-        """The nodes of round t: all of them or a sample, the same again if the same nodes are there."""
+        """The nodes of round t: all of them or a sample; with a seed the same again if the same nodes are there."""
         least, started, known = max(self.min_available_nodes, self.min_train_nodes), time.monotonic(), -1
-        while len(nodes := sorted(grid.get_node_ids())) < least:
+        while len(nodes := self._connected(grid)) < least:
             if least > self.min_train_nodes and time.monotonic() - started >= self._wait:
                 least = self.min_train_nodes  # those who left cannot hold up the others
                 continue
@@ -272,8 +284,22 @@ class RobustStrategy(Strategy):
                 known = len(nodes)
             time.sleep(self.poll)
         count = max(int(self.fraction_train * len(nodes)), self.min_train_nodes)
+        if self.seed is None:  # who knows the nodes of a round in advance can prepare for it
+            return sorted(secrets.SystemRandom().sample(nodes, count))
         picked = stream(self.seed, "nodes", t).choice(len(nodes), count, replace=False)
         return [nodes[i] for i in sorted(picked)]
+
+    def _connected(self, grid: Grid) -> list[int]:
+        """The nodes that are there, sorted; a SuperLink that went away has some time to come back."""
+        started = time.monotonic()
+        while True:
+            try:
+                return sorted(grid.get_node_ids())
+            except Exception as problem:  # not that somebody stopped the run: Flower's RunNotRunningException is none of these
+                if time.monotonic() - started >= RECONNECT:
+                    raise InputError(f"the SuperLink could not be asked for its nodes for {RECONNECT:.0f} s: {plain(problem)}") from problem
+                log.warning("the SuperLink could not be asked for its nodes, once more: %s", plain(problem))
+                time.sleep(self.poll)
 
     def _opened(self, t: int) -> Round:
         if self._round is None or self._round.t != t:

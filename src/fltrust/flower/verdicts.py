@@ -22,6 +22,7 @@ REASONS = {
     "not-finite": "an array holds NaN or infinity",
     "value": "an array holds a value beyond the limit",
     "zero-update": "the arrays are those that were sent out: nothing was learnt",
+    "tiny-update": "the arrays are nearly those that were sent out: next to nothing was learnt",
     "examples": "the reported number of examples is not a number of examples",
     "other-round": "the reply says that it belongs to another round",
     "disputed": "several replies to one message, or one in another node's name: nobody can say whose they are, so none counts",
