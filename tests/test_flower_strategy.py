@@ -29,6 +29,7 @@ from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy, mailbox, root_of
 from fltrust.flower import strategy as strategy_module
 from fltrust.flower.order import ExactTrust, sort_rows
+from fltrust.flower.salt import salted
 from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Rule, TrimmedMean
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # what Flower sets in the process of a ServerApp
@@ -659,6 +660,24 @@ def test_what_nodes_receive() -> None:
         assert set(message.content) == {"arrays", "config"}
         if t == 1:
             assert same(arrays_of(message), MODEL)
+
+
+def test_the_same_arrays_are_never_sent_in_the_same_bytes() -> None:
+    _, grid = run(against, rounds=2)  # nobody is trusted, so the second round sends the same model
+    sent = [message.content["arrays"] for message in grid.sent.values()]
+    for name in MODEL:
+        assert len({arrays[name].object_id for arrays in sent}) == 2
+        assert all(same({name: arrays[name].numpy()}, {name: MODEL[name]}) for arrays in sent)
+
+
+@pytest.mark.parametrize("array", [np.array(1.5), np.zeros((0, 3), np.float32), np.asfortranarray(np.ones((3, 4))), np.arange(5)])
+def test_salted_arrays_are_the_same_numbers(array: np.ndarray) -> None:
+    record = ArrayRecord({"array": Array(array)})
+    one, other = salted(record)["array"], salted(record)["array"]
+    assert one.data != other.data
+    for sent in (one, other, salted(ArrayRecord({"array": one}))["array"]):
+        assert same({"array": sent.numpy()}, {"array": array})
+        assert len(sent.data) <= len(record["array"].data) + 256
 
 
 def test_a_rule_that_gives_nobody_a_share_blames_nobody(tmp_path: Path) -> None:

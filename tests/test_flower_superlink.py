@@ -32,7 +32,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation.noop_federation_manager import NOOP_FEDERATION_ID, NOOP_FLWR_AID, NoOpFederationManager
@@ -353,6 +354,55 @@ def test_a_node_that_knows_the_id_of_anothers_message_can_still_answer_it(tmp_pa
     link.behaviour[link.ids[0]] = hostile
     (record,) = played(link, tmp_path / "run", rounds=1, min_replies=1)
     assert record["reason"] == [None, "not-finite"]
+
+
+def test_a_node_cannot_spoil_an_array_that_stays_as_it_was(tmp_path: Path) -> None:
+    """Flower believes whoever names a piece first about what is inside; nodes that read it then look for what nobody uploads."""
+
+    def confirm(link: Link, node: int, message: Message) -> None:
+        request = ConfirmMessageReceivedRequest(node=Node(node_id=node), run_id=link.run, message_object_id=message.metadata.message_id)
+        fleet_handlers.confirm_message_received(request, link.state, link.state.object_store)
+
+    def reading(link: Link, node: int, message: Message) -> None:
+        """As a SuperNode does: it fetches all that the SuperLink says is inside. The bias stays as it is."""
+        tree = link.state.object_store.get_object_tree(message.metadata.message_id)
+        contents = {part.object_id: link.state.get_object(link.run, part.object_id) for part in iterate_object_tree(tree)}
+        if all(contents.values()):
+            arrays = inflate_object_from_contents(message.metadata.message_id, contents).content["arrays"]
+            confirm(link, node, message)
+            link.reply(node, answer(message, {"weight": arrays["weight"].numpy() + 1, "bias": arrays["bias"].numpy()}))
+
+    class Watched(Link):
+        """Once the server has all other replies, the SuperLink forgets the pieces, and the hostile node names them again."""
+
+        asked_of_it: Message
+        names: list[str]
+
+        def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
+            response = runtime_handlers.confirm_message_received(request, self.state, self._task)
+            if not any(name in self.state.object_store for name in self.names):
+                spoilt = [ObjectTree(object_id=name, children=[ObjectTree(object_id="0" * 64)]) for name in self.names]
+                self.announce(self.ids[3], answer(self.asked_of_it, MODEL), ObjectTree(object_id="1" * 64, children=spoilt))
+                spoiling.append(self.asked_of_it.metadata.group_id)
+            return response
+
+    spoiling: list[str] = []
+
+    def hostile(link: Watched, node: int, message: Message) -> None:
+        tree = link.state.object_store.get_object_tree(message.metadata.message_id)
+        link.asked_of_it, link.names = message, [part.object_id for part in iterate_object_tree(tree)]
+        confirm(link, node, message)
+
+    link = Watched({3: hostile}, honest=3)
+    link.behaviour.update(dict.fromkeys(link.ids[:3], reading))
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        for module in (mailbox, strategy_module, fetch):
+            patch.setattr(module, "time", clock)
+        strategy = RobustStrategy(FedAvg(), directory=tmp_path / "run", poll=1.0)
+        strategy.start(link.grid, ArrayRecord({name: Array(array) for name, array in MODEL.items()}), num_rounds=2, timeout=60)
+    assert spoiling[0] == "1"
+    assert [record["verdict"][:3] for record in records(tmp_path / "run")] == [["used"] * 3] * 2
 
 
 def test_several_replies_to_one_message_are_charged_to_nobody(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from fltrust.flower.mailbox import GRACE, Mailbox
 from fltrust.flower.replies import Limits, is_gone, one_of
 from fltrust.flower.root import Root, settings_of
 from fltrust.flower.round import Round
+from fltrust.flower.salt import salted
 from fltrust.flower.verdicts import plain
 from fltrust.randomness import stream
 from fltrust.rules import RULES, Rule
@@ -243,7 +244,8 @@ class RobustStrategy(Strategy):
         layout = Layout.of(before, self.buffers)
         least = math.ceil(self.min_replies * len(nodes)) if self.min_replies < 1 else int(self.min_replies)
         self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, least)
-        return [self._message(node, server_round, arrays, config) for node in nodes]
+        unpredictable = salted(arrays)
+        return [self._message(node, server_round, unpredictable, config) for node in nodes]
 
     def _message(self, node: int, t: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
         """Round t's message to a node. Its id is a hash of its content, and whoever knows the id can answer it in the node's name.
