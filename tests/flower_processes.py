@@ -221,6 +221,12 @@ class Federation:
         for process in self.started:
             process.poll()  # one that has ended and is not asked for still counts as running
 
+    def kill_link(self) -> None:
+        """kill -9 of the SuperLink alone: what it started lives on."""
+        _kill([pid for pid, line in _marked(self.mark) if "flower-superlink" in line])
+        for process in self.started:
+            process.poll()
+
     def stop(self) -> None:
         while alive := self.processes():
             _kill(alive)

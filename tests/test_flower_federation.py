@@ -232,6 +232,16 @@ def test_the_app_as_a_user_gets_it(secure: Federation, tmp_path: Path) -> None:
     assert "round 1/1: 1 used, 1 rejected" in log, log
 
 
+def test_a_superlink_that_was_killed_and_came_back_does_not_end_the_run(secure: Federation, app: Path) -> None:
+    with secure.start_run(app, nodes=2, rounds=3, malicious=0, directory="returned") as running:
+        secure.wait(lambda: secure.records("returned"), "no round is recorded", "link")
+        secure.kill_link()
+        secure.start_link()
+        secure.wait(lambda: len(secure.records("returned")) == 3, "the run does not go on", "link", seconds=600)
+        running.kill()
+    assert [record["round"] for record in secure.records("returned")] == [1, 2, 3]
+
+
 def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(secure: Federation, app: Path, tmp_path: Path) -> None:
     """kill -9 at random moments, of the ServerApp alone and of the SuperLink too; then the same command again."""
     rounds, kills = (10, 10) if SLOW else (3, 2)

@@ -86,7 +86,7 @@ def show(path: Path) -> None:
         screen = Console(width=200)  # a pipe has no width: nothing is cut
     try:
         experiment, records = _declared(path), read_records(path)
-        nodes = _nodes(path, records, needs_root=_needs_root(experiment))
+        nodes = _nodes(path, records, by_trust=_by_trust(experiment))
     except RecursionError as problem:
         raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
     screen.print(Text(_heading(experiment, records, len(nodes))))
@@ -112,16 +112,17 @@ def _rule_name(experiment: dict[str, Any]) -> str:
     return plain(rule.get("name", "?"), 40) if isinstance(rule, dict) else "?"
 
 
-def _needs_root(experiment: dict[str, Any]) -> bool:
-    return _rule_name(experiment).startswith("fltrust")
+def _by_trust(experiment: dict[str, Any]) -> bool:
+    """Whether the rule gives shares by trust; FLTrust-Server ignores all clients."""
+    return _rule_name(experiment).startswith("fltrust") and _rule_name(experiment) != "fltrust-server"
 
 
-def _nodes(path: Path, records: list[dict[str, Any]], *, needs_root: bool) -> dict[int, Node]:
+def _nodes(path: Path, records: list[dict[str, Any]], *, by_trust: bool) -> dict[int, Node]:
     nodes: dict[int, Node] = defaultdict(Node)
     late = {(node, t) for record in records for node, t in _pairs(path, record, "late")}
     for record in records:
         t = record["round"]
-        for place, (client, trust, share, verdict, reason) in enumerate(_entries(path, record, needs_root=needs_root)):
+        for place, (client, trust, share, verdict, reason) in enumerate(_entries(path, record, by_trust=by_trust)):
             node = nodes[client]
             node.rounds.append(t)
             if (client, t) in late and verdict == "missing":
@@ -140,7 +141,7 @@ def _nodes(path: Path, records: list[dict[str, Any]], *, needs_root: bool) -> di
     return nodes
 
 
-def _entries(path: Path, record: dict[str, Any], *, needs_root: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
+def _entries(path: Path, record: dict[str, Any], *, by_trust: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
     """Each client's number, trust, share, verdict and reason; a simulation has no verdicts, so they follow from trust and share."""
     clients = record.get("clients") or []
     columns = {name: record.get(name) for name in ("clients", "trust", "weight", "verdict", "reason")}
@@ -153,17 +154,17 @@ def _entries(path: Path, record: dict[str, Any], *, needs_root: bool) -> Iterato
         if not isinstance(client, int):
             raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (a client is no number)")
         trust, share = (_number(columns[name][i]) if columns[name] else None for name in ("trust", "weight"))  # type: ignore[index]
-        verdict = columns["verdict"][i] if columns["verdict"] else _verdict(trust, share, needs_root=needs_root)
+        verdict = columns["verdict"][i] if columns["verdict"] else _verdict(trust, share, by_trust=by_trust)
         if not isinstance(verdict, str) or verdict not in VERDICTS:
             raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (an unknown verdict)")
         reason = columns["reason"][i] if columns["reason"] else None
         yield client, trust, share, verdict, None if reason is None else plain(reason, 20)
 
 
-def _verdict(trust: float | None, share: float | None, *, needs_root: bool) -> str:
-    if share != 0 and not (needs_root and trust == 0):
+def _verdict(trust: float | None, share: float | None, *, by_trust: bool) -> str:
+    if share != 0 and not (by_trust and trust == 0):
         return "used"
-    return "zero-trust" if needs_root and not trust else "not-chosen"
+    return "zero-trust" if by_trust and not trust else "not-chosen"
 
 
 def _pairs(path: Path, record: dict[str, Any], name: str) -> list[tuple[Any, Any]]:

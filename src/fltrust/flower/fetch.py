@@ -91,9 +91,8 @@ class _SuperLink:
         self._grid = grid
         arrays, most = len(layout.shapes), limits.bytes_for(layout)
         self._most_bytes = most + 1024 * arrays  # on the way each array is two pieces or more, with a head
-        self._most_pieces = (
-            2 + MOST_RECORDS + 2 * arrays + most // LEAST_PIECE
-        )  # message, its content, and for each array itself and one more
+        # The message, what is in it, its records, and for each array itself, one piece and what more its size allows.
+        self._most_pieces = 2 + MOST_RECORDS + 2 * arrays + most // LEAST_PIECE
         self._names = frozenset(layout.shapes)
         self._most_beside = (1 << 20) + 1024 * arrays  # of what is not an array's numbers
         self._announced: dict[str, _Announced] = {}  # by the id of the message that is answered; the SuperLink announces each only once

@@ -67,7 +67,7 @@ class Round:
         self._stream: ExactTrust | None = None  # FLTrust takes each update as it comes ...
         self._rows: Tensor | None = None  # (n, d): the other rules need them all; for FLTrust n is 1
         self._scale: float | None = None  # the norm that an update's is compared with
-        self._rooted = self._has_weights = False
+        self._rooted = self._root_usable = self._has_weights = False
 
     def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
         """The server's own change of the arrays; it must be there before the first reply is taken."""
@@ -88,7 +88,8 @@ class Round:
             self._direction = self._stream.direction
         else:
             self._direction, _ = direction_and_norm(self._root_update)
-        if self.rule.needs_root and not self._direction.any():
+        self._root_usable = bool(self._direction.any())
+        if self.rule.needs_root and not self._root_usable:
             self._keep("root-unusable")
         self._rooted = True
 
@@ -123,7 +124,7 @@ class Round:
             return
         entry.verdict, entry.reason = "used", None
         entry.norm = norm
-        if self._direction is not None and self._direction.any():
+        if self._root_usable:
             entry.cosine = float(row.cosine[0])
         if self._stream is not None:
             self._stream.add_measured(update, row)
@@ -135,8 +136,8 @@ class Round:
     def _least_norm(self) -> float:
         """Below it an update is rounding, not learning: one bit that differs must not earn a share."""
         if self._scale is None:
-            root, weights = self._root_update, self.layout.vector(self.before.__getitem__)
-            self._scale = float(measure((weights if root is None else root)[None]).norm[0])
+            vector = self.layout.vector(self.before.__getitem__) if self._root_update is None else self._root_update
+            self._scale = float(measure(vector[None]).norm[0])
         return self.limits.least_norm * self._scale
 
     def _place(self) -> Tensor:
@@ -157,7 +158,7 @@ class Round:
         return after
 
     def _after(self, aggregate: Aggregate | None) -> Arrays:
-        if aggregate is None or self.kept is not None:
+        if aggregate is None:
             return self.before
         if not aggregate.update.any():
             self._keep("nobody-trusted" if self.rule.needs_root else "rule")
@@ -194,8 +195,8 @@ class Round:
             self._keep(
                 "too-few-replies", f"{len(self._order)} replies of {len(self.nodes)} could be used, at least {self.min_replies} must"
             )
-            if not self._order:
-                return None
+        if self.kept is not None:
+            return None
         if self._stream is not None:
             return self._stream.result()
         assert self._rows is not None
