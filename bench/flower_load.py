@@ -64,6 +64,8 @@ def model(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray
 class Load(Grid):
     """Nodes that have all answered: each reply is made when it is fetched, from one of four models, with its node's number in it."""
 
+    in_process = True
+
     def __init__(self, shapes: dict[str, tuple[int, ...]], nodes: int) -> None:
         self.nodes, self.ids = nodes, itertools.count()
         self.pool = [{name: Array(array) for name, array in model(shapes, seed).items()} for seed in range(1, 5)]

@@ -77,6 +77,8 @@ def play_alone(app: Path, directory: Path, nodes: int, *, folder: Path | None = 
 class LocalGrid:
     """Nodes that answer in this process, at once."""
 
+    in_process = True
+
     def __init__(self, app: ClientApp, nodes: int, run_config: Any) -> None:
         self.app, self.replies, self.sent = app, dict[str, Message](), 0
         self.contexts = {
@@ -218,6 +220,12 @@ class Federation:
         _kill([pid for pid, line in _marked(self.mark) if any(part in line for part in doomed)])
         for process in self.started:
             process.poll()  # one that has ended and is not asked for still counts as running
+
+    def kill_link(self) -> None:
+        """kill -9 of the SuperLink alone: what it started lives on."""
+        _kill([pid for pid, line in _marked(self.mark) if "flower-superlink" in line])
+        for process in self.started:
+            process.poll()
 
     def stop(self) -> None:
         while alive := self.processes():

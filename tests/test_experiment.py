@@ -63,7 +63,7 @@ def every_experiment() -> list[Experiment]:
 
 def test_a_backdoor_without_a_trigger_is_refused() -> None:
     with pytest.raises(InputError, match="must be told its trigger"):
-        Experiment.on("letter", "fltrust", "scaling")
+        Experiment.on("shakespeare", "fltrust", "scaling")
 
 
 def test_from_and_to_a_dict_and_keys_differ() -> None:

@@ -8,7 +8,9 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flower_processes import BIN, Federation, new_app, play_alone
+from flower_processes import BIN, TEMPLATE, Federation, new_app, play_alone
 from safetensors.numpy import load_file
 
 from fltrust.cli.federation import create
@@ -61,6 +63,32 @@ def test_keys_and_results_do_not_travel_to_the_nodes(tmp_path: Path) -> None:
     subprocess.run([BIN / "flwr", "build", "--app", "app"], cwd=tmp_path, env=quiet, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.fab"))) as bundle:
         assert {name.split("/")[0] for name in bundle.namelist()} == {"federation", "make_keys.py", "README.md", "pyproject.toml", ".info"}
+
+
+@pytest.mark.parametrize("name", ["../outside", "{folder}/outside", "a/b", "..", ".", ".hidden", "", "a\nb"])
+def test_keys_are_written_inside_their_folder_only(name: str, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    command = [sys.executable, TEMPLATE / "make_keys.py", "node", name.format(folder=tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot be a file in keys" in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
+def test_keys_are_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here" / "keys").symlink_to(tmp_path / "elsewhere")
+    done = subprocess.run([sys.executable, TEMPLATE / "make_keys.py", "node", "a"], cwd=tmp_path / "here", capture_output=True, text=True)
+    assert "keys is a link to another place" in done.stderr
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_new_federation_has_no_hostile_nodes(tmp_path: Path) -> None:
+    create(tmp_path / "app")
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["malicious"] == 0
+    assert all(kind in KINDS for kind in config["hostile"].split())  # and a flag switches them on
 
 
 def test_from_fedavg_to_fltrust_takes_at_most_ten_lines(app: Path, tmp_path: Path) -> None:
@@ -202,6 +230,16 @@ def test_nobody_gets_in_without_a_registered_key_and_the_right_certificate(secur
 def test_the_app_as_a_user_gets_it(secure: Federation, tmp_path: Path) -> None:
     log = secure.run(new_app(tmp_path / "app", light=False), nodes=2, rounds=1, malicious=1, hostile="nan", directory="first")
     assert "round 1/1: 1 used, 1 rejected" in log, log
+
+
+def test_a_superlink_that_was_killed_and_came_back_does_not_end_the_run(secure: Federation, app: Path) -> None:
+    with secure.start_run(app, nodes=2, rounds=3, malicious=0, directory="returned") as running:
+        secure.wait(lambda: secure.records("returned"), "no round is recorded", "link")
+        secure.kill_link()
+        secure.start_link()
+        secure.wait(lambda: len(secure.records("returned")) == 3, "the run does not go on", "link", seconds=600)
+        running.kill()
+    assert [record["round"] for record in secure.records("returned")] == [1, 2, 3]
 
 
 def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(secure: Federation, app: Path, tmp_path: Path) -> None:

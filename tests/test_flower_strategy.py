@@ -27,9 +27,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy, mailbox, root_of
 from fltrust.flower import strategy as strategy_module
-from fltrust.flower.order import ExactTrust, sort_rows
+from fltrust.flower.order import sort_rows
+from fltrust.flower.salt import salted
 from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Rule, TrimmedMean
-from fltrust.rules.accumulate import TrustAccumulator
+from fltrust.rules.accumulate import ExactTrust, TrustAccumulator
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # what Flower sets in the process of a ServerApp
 
@@ -44,6 +45,8 @@ RULE_LIST: dict[str, Rule] = {
 
 class FakeGrid(Grid):
     """A grid whose nodes answer when they are looked at for the `looks(node, t)` times and once more."""
+
+    in_process = True
 
     def __init__(self, client: Client, nodes: Iterable[int] = range(1, 7), looks: Callable[[int, int], int] = lambda node, t: 0) -> None:
         self.client, self.nodes, self.looks = client, list(nodes), looks
@@ -136,7 +139,7 @@ def as_record(arrays: dict[str, np.ndarray] = MODEL) -> ArrayRecord:
 
 def strategy_of(rule: Rule | None = None, **options: object) -> RobustStrategy:
     rule = rule or FLTrust()
-    return RobustStrategy(rule, **{"poll": 1e-4, "root": root if rule.needs_root else None, **options})
+    return RobustStrategy(rule, **{"poll": 1e-4, "root": root if rule.needs_root else None, "min_replies": 1, **options})
 
 
 def run(
@@ -358,7 +361,10 @@ def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(what: str, rule:
     arrays, _ = run(clients, rule, directory=tmp_path / "bad", rounds=3)
     assert same(arrays, run(without, rule, directory=tmp_path / "gone", rounds=3)[0])
     first, second, third = records(tmp_path / "bad")
-    assert second["verdict"] == ["used", "rejected", "used", "used", "rejected", "used"]
+    read = {"used", "not-chosen"} if isinstance(rule, Krum) else {"used"}
+    assert [verdict if verdict not in read else "read" for verdict in second["verdict"]] == [
+        *("read", "rejected", "read", "read", "rejected", "read")
+    ]
     assert second["reason"] == [None, reason, None, None, reason, None]
     assert all(detail is None or (detail.isascii() and detail.isprintable() and len(detail) <= 200) for detail in second["detail"])
     assert {*first["reason"], *third["reason"]} == {None}
@@ -366,7 +372,7 @@ def test_a_bad_reply_costs_its_sender_the_round_and_nobody_else(what: str, rule:
     assert (silent["verdict"][1], silent["reason"][1]) == ("missing", "unavailable")
 
 
-def test_a_second_reply_is_not_used_and_nobody_replies_in_anothers_name(tmp_path: Path) -> None:
+def test_a_reply_that_may_be_anybodys_is_charged_to_nobody(tmp_path: Path) -> None:
     def clients(node: int, message: Message) -> object:
         reply = honest(node, message)
         if node == 1:
@@ -378,10 +384,10 @@ def test_a_second_reply_is_not_used_and_nobody_replies_in_anothers_name(tmp_path
         return reply
 
     arrays, _ = run(clients, directory=tmp_path)
-    assert same(arrays, run()[0])
+    assert same(arrays, run(lambda node, message: gone(message) if node < 3 else honest(node, message))[0])
     for record in records(tmp_path):
-        assert record["extra"] == [[1, "duplicate"]]
-        assert record["verdict"] == ["used"] * 6
+        assert record["verdict"] == ["missing"] * 2 + ["used"] * 4
+        assert record["reason"] == ["disputed"] * 2 + [None] * 4
 
 
 def test_under_flowers_own_loop_strangers_and_second_replies_are_not_used() -> None:
@@ -392,9 +398,11 @@ def test_under_flowers_own_loop_strangers_and_second_replies_are_not_used() -> N
     stranger.metadata.__dict__["_src_node_id"] = 77
     arrays, _ = strategy.aggregate_train(1, [*replies, reply_with(messages[1], GOAL), stranger])
     assert arrays is not None
-    assert same({name: array.numpy() for name, array in arrays.items()}, run(rounds=1)[0])
+    without = run(lambda node, message: gone(message) if node == 2 else honest(node, message), rounds=1)[0]
+    assert same({name: array.numpy() for name, array in arrays.items()}, without)
     assert strategy._round is not None
-    assert strategy._round.extra == [(2, "duplicate"), (77, "stranger")]
+    assert strategy._round.extra == [(77, "stranger")]
+    assert strategy._round.entries[2].reason == "disputed"
 
 
 def test_replies_that_are_there_when_a_slow_root_is_ready_count(tmp_path: Path, clock: "Clock") -> None:
@@ -404,6 +412,41 @@ def test_replies_that_are_there_when_a_slow_root_is_ready_count(tmp_path: Path, 
 
     arrays, _ = run(root=slow_root, timeout=20, directory=tmp_path)
     assert same(arrays, run()[0])
+
+
+def one_bit(node: int, message: Message) -> Message:
+    """The model as it came but for the last bit of one weight."""
+    arrays = arrays_of(message)
+    arrays["weight"] = arrays["weight"].copy()
+    arrays["weight"][0, 0] = np.nextafter(arrays["weight"][0, 0], np.float32(np.inf))
+    return reply_with(message, arrays)
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), FedAvg(), Median()], ids=str)
+def test_one_bit_is_no_update(rule: Rule, tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> object:
+        return one_bit(node, message) if node == 1 else honest(node, message)
+
+    arrays, _ = run(clients, rule, directory=tmp_path, rounds=2)
+    assert same(arrays, run(lambda node, message: gone(message) if node == 1 else honest(node, message), rule, rounds=2)[0])
+    for record in records(tmp_path):
+        assert (record["verdict"][0], record["reason"][0]) == ("rejected", "tiny-update")
+    run(clients, rule, directory=tmp_path / "any", rounds=1, least_norm=0)
+    assert records(tmp_path / "any")[0]["verdict"][0] == "used"
+
+
+def test_few_nodes_alone_do_not_move_the_model(tmp_path: Path, clock: Clock) -> None:
+    """Three of ten, the others silent: what the model makes of their updates would tell them about the root update."""
+
+    def clients(node: int, message: Message) -> object:
+        return honest(node, message) if node <= 3 else None
+
+    strategy = RobustStrategy(FLTrust(), root=root, directory=tmp_path, poll=1.0)
+    strategy.start(FakeGrid(clients, range(1, 11)), as_record(), num_rounds=1, timeout=10)
+    (record,) = records(tmp_path)
+    assert record["kept"] == "too-few-replies"
+    assert record["why"] == "3 replies of 10 could be used, at least 5 must"
+    assert record["verdict"] == ["not-counted"] * 3 + ["missing"] * 7
 
 
 def test_a_node_that_turns_against_the_others_is_not_trusted(tmp_path: Path) -> None:
@@ -469,17 +512,32 @@ def test_what_flower_has_forgotten_is_not_asked_for_any_more(clock: Clock) -> No
     assert looks == [23, 23, 23, 23, 12]  # twelve times in its round and eleven in the next, then its time to live is over
 
 
-def test_a_grid_that_fails_altogether_ends_the_run() -> None:
-    class Broken(FakeGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            self.get_node_ids = self.gone  # type: ignore[method-assign]
-            return self.gone()
+class Leaving(FakeGrid):
+    """A SuperLink that goes away when the first round is asked for, for some time."""
 
-        def gone(self) -> list:
+    clock: Clock
+    away = 0.0
+
+    def get_node_ids(self) -> Iterable[int]:
+        if self.sent and self.clock.now < 1000 + self.away:
             raise ConnectionError("the SuperLink is gone")
+        return super().get_node_ids()
 
-    with pytest.raises(ConnectionError, match="gone"):
-        strategy_of().start(Broken(honest), as_record(), timeout=5)
+
+def test_a_superlink_that_went_away_and_came_back_does_not_end_the_run(tmp_path: Path, clock: Clock) -> None:
+    grid = Leaving(honest)
+    grid.clock, grid.away = clock, 200
+    strategy_of(directory=tmp_path, poll=1.0).start(grid, as_record(), num_rounds=3, timeout=20)
+    assert [record["verdict"] for record in records(tmp_path)] == [["used"] * 6] * 3
+    assert clock.now == 1200
+
+
+def test_a_superlink_that_is_gone_for_good_ends_the_run(clock: Clock) -> None:
+    grid = Leaving(honest)
+    grid.clock, grid.away = clock, 1e9
+    with pytest.raises(InputError, match="could not be asked for its nodes for 300 s: the SuperLink is gone"):
+        strategy_of(poll=1.0).start(grid, as_record(), num_rounds=3, timeout=20)
+    assert clock.now == 1000 + strategy_module.RECONNECT
 
 
 def test_a_message_that_could_not_be_sent_is_a_missing_reply(tmp_path: Path) -> None:
@@ -509,7 +567,7 @@ def test_what_cannot_be_sent_is_made_anew_and_sent_again(tmp_path: Path, clock: 
     secrets: set[str] = set()
     strategy_of(directory=tmp_path, poll=1.0).start(Busy(honest), as_record(), num_rounds=2, timeout=20)
     assert all(record["verdict"] == ["used"] * 6 for record in records(tmp_path))
-    assert len(secrets) == 5  # nobody can guess what the server will send
+    assert len(secrets) == 5 * 6  # each node's message has its own: nobody can guess what the server sends to others
     assert clock.now == 1003
 
     Busy.fails = 1000
@@ -535,8 +593,8 @@ def test_replies_are_dropped_one_by_one() -> None:
 
 
 def test_a_sample_of_the_nodes_takes_part_the_same_in_every_run_of_a_seed() -> None:
-    def asked(seed: int) -> list[list[int]]:
-        _, grid = run(nodes=range(1, 41), fraction_train=0.25, seed=seed, rounds=5)
+    def asked(seed: int | None) -> list[list[int]]:
+        _, grid = run(nodes=range(1, 41), fraction_train=0.25, rounds=5, **({} if seed is None else {"seed": seed}))
         by_round: dict[int, list[int]] = {}
         for message in grid.sent.values():
             by_round.setdefault(round_of(message), []).append(message.metadata.dst_node_id)
@@ -546,6 +604,10 @@ def test_a_sample_of_the_nodes_takes_part_the_same_in_every_run_of_a_seed() -> N
     assert [len(nodes) for nodes in first] == [10] * 5
     assert len({tuple(nodes) for nodes in first}) == 5
     assert first == asked(0) != asked(1)
+    unseeded = asked(None)
+    assert [len(nodes) for nodes in unseeded] == [10] * 5
+    assert unseeded != asked(None)  # nobody can know it in advance
+    assert unseeded != first
 
 
 def test_it_waits_until_enough_nodes_are_there(tmp_path: Path, clock: Clock) -> None:
@@ -600,13 +662,46 @@ def test_what_nodes_receive() -> None:
             assert same(arrays_of(message), MODEL)
 
 
+def test_the_same_arrays_are_never_sent_in_the_same_bytes() -> None:
+    _, grid = run(against, rounds=2)  # nobody is trusted, so the second round sends the same model
+    sent = [message.content["arrays"] for message in grid.sent.values()]
+    for name in MODEL:
+        assert len({arrays[name].object_id for arrays in sent}) == 2
+        assert all(same({name: arrays[name].numpy()}, {name: MODEL[name]}) for arrays in sent)
+
+
+@pytest.mark.parametrize("array", [np.array(1.5), np.zeros((0, 3), np.float32), np.asfortranarray(np.ones((3, 4))), np.arange(5)])
+def test_salted_arrays_are_the_same_numbers(array: np.ndarray) -> None:
+    record = ArrayRecord({"array": Array(array)})
+    one, other = salted(record)["array"], salted(record)["array"]
+    assert one.data != other.data
+    for sent in (one, other, salted(ArrayRecord({"array": one}))["array"]):
+        assert same({"array": sent.numpy()}, {"array": array})
+        assert len(sent.data) <= len(record["array"].data) + 256
+
+
 def test_a_rule_that_gives_nobody_a_share_blames_nobody(tmp_path: Path) -> None:
     def clients(node: int, message: Message) -> object:
         return against(node, message) if node == 1 else honest(node, message)
 
     run(clients, FLTrustServer(), rounds=1, directory=tmp_path)
-    assert records(tmp_path)[0]["verdict"] == ["zero-trust", "used", "used", "used", "used", "used"]
+    assert records(tmp_path)[0]["verdict"] == ["not-chosen"] * 6
     assert records(tmp_path)[0]["weight"] == [0.0] * 6
+
+
+def test_krum_uses_one_node_and_says_so(tmp_path: Path) -> None:
+    run(rule=Krum(tolerate=1), rounds=3, directory=tmp_path)
+    for record in records(tmp_path):
+        assert sorted(record["verdict"]) == ["not-chosen"] * 5 + ["used"]
+        assert record["weight"][record["verdict"].index("used")] == 1
+
+
+def test_a_node_that_claims_no_examples_is_not_used(tmp_path: Path) -> None:
+    def clients(node: int, message: Message) -> Message:
+        return reply_with(message, step(node, round_of(message), arrays_of(message)), 0 if node == 1 else 10)
+
+    run(clients, FedAvg(), rounds=1, directory=tmp_path, most_examples=50)
+    assert records(tmp_path)[0]["verdict"] == ["not-chosen"] + ["used"] * 5
 
 
 # ---------------------------------------------------------------- rounds that keep the model
@@ -642,6 +737,25 @@ def test_a_round_that_cannot_be_used_keeps_the_model_and_says_why(
     arrays, _ = run(client, rule, rounds=2, directory=tmp_path, **options)
     assert same(arrays, MODEL)
     assert [(record["kept"], bool(record["why"])) for record in records(tmp_path)] == [(kept, True)] * 2
+    for record in records(tmp_path):
+        assert record["weight"] is None  # nobody had a share of a model that did not move
+        assert not {"used", "not-chosen"} & set(record["verdict"])
+        assert ("zero-trust" in record["verdict"]) == (kept == "nobody-trusted")
+        if kept == "root-unusable":  # the server's fault, and no node's
+            assert record["verdict"] == ["not-counted"] * 6
+            assert record["cosine"] == record["trust"] == [None] * 6
+
+
+def test_an_update_that_rounding_swallows_moves_nothing(tmp_path: Path) -> None:
+    start = {name: np.full_like(array, 1000) for name, array in MODEL.items()}
+
+    def clients(node: int, message: Message) -> Message:
+        return reply_with(message, {name: array + np.float32(1) for name, array in arrays_of(message).items()})
+
+    arrays, _ = run(clients, FedAvg(), start=start, global_lr=1e-9, directory=tmp_path, rounds=1)
+    assert same(arrays, start)
+    assert records(tmp_path)[0]["kept"] == "rounded-away"
+    assert records(tmp_path)[0]["verdict"] == ["not-counted"] * 6
 
 
 def test_a_model_that_would_overflow_is_kept(tmp_path: Path) -> None:
@@ -697,20 +811,18 @@ def test_buffers_follow_the_servers_own_training() -> None:
     assert arrays["norm.num_batches_tracked"].dtype == np.int64
 
 
-@pytest.mark.parametrize("rule", [FLTrust(), Median(), FedAvg()], ids=str)
-def test_buffers_of_clients_if_wanted_are_the_median_of_those_with_a_share(rule: Rule) -> None:
-    def clients(node: int, message: Message) -> Message:
-        reply = with_statistics(node, message)
-        if node == 5 and rule == FLTrust():  # sends the opposite: no trust, so no say about the buffers
-            before = arrays_of(message)
-            after = {name: array.numpy() for name, array in reply.content["arrays"].items()}
-            reply = reply_with(message, {**after, **{name: 2 * before[name] - after[name] for name in MODEL}})
-        return reply
-
-    options = {"root": lambda arrays: root(parameters_only(arrays))} if rule.needs_root else {}
-    arrays, _ = run(clients, rule, rounds=1, start=STATISTICS, take_buffers=True, most_value=1e31, **options)
-    assert arrays["norm.running_mean"].tolist() == [3.0 if rule == FLTrust() else 3.5] * 4  # of 1, 2, 3, 4, (5,) 1e30
+@pytest.mark.parametrize("rule", [Krum(tolerate=1), Median(), FedAvg()], ids=str)
+def test_buffers_of_clients_if_wanted_are_the_median_of_all(rule: Rule) -> None:
+    """Also under Krum: it compares parameters, so the one that it chooses may hold any buffers."""
+    arrays, _ = run(with_statistics, rule, rounds=1, start=STATISTICS, take_buffers=True, most_value=1e31)
+    assert arrays["norm.running_mean"].tolist() == [3.5] * 4  # of 1, 2, 3, 4, 5, 1e30
     assert arrays["norm.num_batches_tracked"] == 7
+
+
+@pytest.mark.parametrize("name", [name for name, rule in RULE_LIST.items() if rule.needs_root])
+def test_a_rule_that_needs_no_honest_majority_does_not_take_buffers_from_one(name: str) -> None:
+    with pytest.raises(InputError, match="needs no honest majority, but take_buffers does"):
+        strategy_of(RULE_LIST[name], take_buffers=True)
 
 
 def test_buffers_by_name() -> None:
@@ -771,7 +883,14 @@ def test_under_flowers_own_loop_the_model_is_the_same() -> None:
     strategy = strategy_of()
     result = Strategy.start(strategy, FakeGrid(honest), as_record(), num_rounds=4)
     assert same({name: array.numpy() for name, array in result.arrays.items()}, run()[0])
-    assert dict(result.train_metrics_clientapp[1]) == {"used": 6, "zero-trust": 0, "rejected": 0, "missing": 0}
+    assert dict(result.train_metrics_clientapp[1]) == {
+        "used": 6,
+        "not-chosen": 0,
+        "zero-trust": 0,
+        "rejected": 0,
+        "not-counted": 0,
+        "missing": 0,
+    }
 
 
 def test_evaluation_on_the_server_is_in_the_audit(tmp_path: Path) -> None:
@@ -794,6 +913,8 @@ def test_evaluation_on_the_server_is_in_the_audit(tmp_path: Path) -> None:
         ({"fraction_train": 2}, "fraction_train"),
         ({"min_train_nodes": 0}, "min_train_nodes"),
         ({"min_replies": 0}, "min_replies"),
+        ({"min_replies": 2.5}, "min_replies"),
+        ({"least_norm": -1}, "least_norm"),
         ({"most_examples": 0}, "most_examples"),
         ({"most_bytes": 0}, "most_bytes"),
         ({"most_value": 0}, "most_value"),

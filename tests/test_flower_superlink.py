@@ -20,25 +20,31 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app.message import array as flwr_array
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
+from flwr.serverapp.strategy import Strategy
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, TaskType
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation.noop_federation_manager import NOOP_FEDERATION_ID, NOOP_FLWR_AID, NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from test_flower_strategy import Clock, records, same
 
-from fltrust.flower import RobustStrategy, mailbox
+from fltrust.errors import InputError
+from fltrust.flower import RobustStrategy, fetch, mailbox
 from fltrust.flower import strategy as strategy_module
 from fltrust.rules import FedAvg
 
@@ -143,8 +149,9 @@ def played(link: Link, folder: Path, *, rounds: int = 2, **options: Any) -> list
     strategy = RobustStrategy(FedAvg(), directory=folder, poll=1.0, **options)
     arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mailbox, "time", clock := Clock())
-        patch.setattr(strategy_module, "time", clock)
+        clock = Clock()
+        for module in (mailbox, strategy_module, fetch):
+            patch.setattr(module, "time", clock)
         result = strategy.start(link.grid, arrays, num_rounds=rounds, timeout=60)
     last = {name: array + float(rounds) for name, array in MODEL.items()}
     assert same({name: array.numpy() for name, array in result.arrays.items()}, last)  # what the honest nodes said counted
@@ -200,7 +207,7 @@ def test_replies_that_are_announced_and_not_uploaded_hold_up_nobody(tmp_path: Pa
     def hostile(link: Link, node: int, message: Message) -> None:
         link.announce(node, answer(message, learnt(message)))
 
-    for record in played(Link(dict.fromkeys(range(12), hostile), honest=3), tmp_path / "run", rounds=10):
+    for record in played(Link(dict.fromkeys(range(12), hostile), honest=3), tmp_path / "run", rounds=10, min_replies=1):
         assert record["verdict"] == ["missing"] * 12 + ["used"] * 3
         assert record["reason"][0] == "silent"
 
@@ -241,6 +248,177 @@ def test_a_late_reply_is_named_and_not_fetched(tmp_path: Path) -> None:
     first, second, *_ = played(link, tmp_path / "run", rounds=2)
     assert (first["late"], second["late"]) == ([], [[link.ids[0], 1]])
     assert link.pulled < 100_000
+
+
+class Wrapper:
+    """A grid around Flower's, to count messages, say."""
+
+    def __init__(self, grid: HttpGrid) -> None:
+        self.grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+
+def test_a_grid_that_cannot_be_guarded_is_refused(tmp_path: Path) -> None:
+    link = Link({}, honest=2)
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    with pytest.raises(InputError, match="cannot guard replies that come through a Wrapper: give it the grid that Flower gives"):
+        RobustStrategy(FedAvg()).start(Wrapper(link.grid), arrays)
+    assert link.state.num_message_ins() == 0
+
+
+def test_another_loop_over_the_network_is_refused() -> None:
+    link = Link({}, honest=2)
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    with pytest.raises(InputError, match=r"call its start\(\.\.\.\), not another loop"):
+        Strategy.start(RobustStrategy(FedAvg()), link.grid, arrays, num_rounds=1, timeout=1)
+    assert link.state.num_message_ins() == 0
+
+
+def test_flowers_grid_of_a_simulation_is_taken(tmp_path: Path) -> None:
+    link = Link({}, honest=2)
+    grid = InMemoryGrid(SimpleNamespace(state=lambda: link.state))  # type: ignore[arg-type]
+    grid._run = SimpleNamespace(run_id=link.run)  # type: ignore[assignment]
+
+    def pull(message_ids: Any) -> Any:
+        for node in link.ids:
+            for message in link.state.get_message_ins(node, 1):
+                link.state.store_message_res(answer(message, learnt(message)))
+        return InMemoryGrid.pull_messages(grid, message_ids)
+
+    grid.pull_messages = pull  # type: ignore[method-assign]
+    arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
+    RobustStrategy(FedAvg(), directory=tmp_path / "run").start(grid, arrays, num_rounds=1, timeout=60)
+    assert records(tmp_path / "run")[0]["verdict"] == ["used"] * 2
+
+
+def guessed(link: Link, node: int, message: Message, victim: int) -> str | None:
+    """The id of the message to another node, worked out from one's own: the same but for the receiver and a time close by.
+
+    A node can ask the SuperLink for any piece by its id, and so learns which guess is right.
+    """
+    own = link.state.get_object(link.run, message.metadata.message_id)
+    head, body = own.split(HEAD_BODY_DIVIDER, 1)
+    kind, inside, _ = head.decode().split(" ")
+    proto = ProtoMessage.FromString(body)
+    created = round(proto.metadata.created_at * 1e6)
+    proto.metadata.dst_node_id = victim
+    for i in range(20_000):
+        proto.metadata.created_at = (created + (i // 2 if i % 2 else -i // 2)) / 1e6  # back and forth, further each time
+        changed = proto.SerializeToString(deterministic=True)
+        name = hashlib.sha256(f"{kind} {inside} {len(changed)}".encode() + HEAD_BODY_DIVIDER + changed).hexdigest()
+        request = PullObjectRequest(node=Node(node_id=node), run_id=link.run, object_id=name)
+        if fleet_handlers.pull_object(request, link.state).object_found:
+            return name
+    return None
+
+
+def in_the_name_of(victim: int, message: Message, message_id: str) -> Message:
+    """What a node can send as soon as it knows the id of another's message."""
+    reply = answer(message, {name: np.full_like(array, np.nan) for name, array in MODEL.items()})
+    reply.metadata.__dict__.update(_src_node_id=victim, _reply_to_message_id=message_id)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    return reply
+
+
+@pytest.mark.parametrize("harm", ["answer", "delete"])
+def test_a_node_cannot_answer_for_the_others_or_silence_them(harm: str, tmp_path: Path) -> None:
+    found = []
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        for victim in link.ids[1:]:
+            message_id = guessed(link, node, message, victim)
+            found.append(message_id)
+            if message_id is not None and harm == "answer":
+                link.reply(node, in_the_name_of(victim, message, message_id))
+            elif message_id is not None:
+                request = ConfirmMessageReceivedRequest(node=Node(node_id=node), run_id=link.run, message_object_id=message_id)
+                fleet_handlers.confirm_message_received(request, link.state, link.state.object_store)
+
+    (record,) = played(Link({0: hostile}, honest=2), tmp_path / "run", rounds=1)
+    assert found == [None, None]
+    assert record["verdict"] == ["missing", "used", "used"]
+
+
+def test_a_node_that_knows_the_id_of_anothers_message_can_still_answer_it(tmp_path: Path) -> None:
+    """So that the test above means something: the id is all that Flower's own checks leave to guess."""
+    link = Link({}, honest=2)
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        (victim,) = (other for other in link.ids if other != node)
+        theirs = next(m for m in link.state.get_message_ins(victim, 1))
+        link.reply(node, in_the_name_of(victim, message, theirs.metadata.message_id))
+        link.reply(node, answer(message, learnt(message)))
+
+    link.behaviour[link.ids[0]] = hostile
+    (record,) = played(link, tmp_path / "run", rounds=1, min_replies=1)
+    assert record["reason"] == [None, "not-finite"]
+
+
+def test_a_node_cannot_spoil_an_array_that_stays_as_it_was(tmp_path: Path) -> None:
+    """Flower believes whoever names a piece first about what is inside; nodes that read it then look for what nobody uploads."""
+
+    def confirm(link: Link, node: int, message: Message) -> None:
+        request = ConfirmMessageReceivedRequest(node=Node(node_id=node), run_id=link.run, message_object_id=message.metadata.message_id)
+        fleet_handlers.confirm_message_received(request, link.state, link.state.object_store)
+
+    def reading(link: Link, node: int, message: Message) -> None:
+        """As a SuperNode does: it fetches all that the SuperLink says is inside. The bias stays as it is."""
+        tree = link.state.object_store.get_object_tree(message.metadata.message_id)
+        contents = {part.object_id: link.state.get_object(link.run, part.object_id) for part in iterate_object_tree(tree)}
+        if all(contents.values()):
+            arrays = inflate_object_from_contents(message.metadata.message_id, contents).content["arrays"]
+            confirm(link, node, message)
+            link.reply(node, answer(message, {"weight": arrays["weight"].numpy() + 1, "bias": arrays["bias"].numpy()}))
+
+    class Watched(Link):
+        """Once the server has all other replies, the SuperLink forgets the pieces, and the hostile node names them again."""
+
+        asked_of_it: Message
+        names: list[str]
+
+        def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
+            response = runtime_handlers.confirm_message_received(request, self.state, self._task)
+            if not any(name in self.state.object_store for name in self.names):
+                spoilt = [ObjectTree(object_id=name, children=[ObjectTree(object_id="0" * 64)]) for name in self.names]
+                self.announce(self.ids[3], answer(self.asked_of_it, MODEL), ObjectTree(object_id="1" * 64, children=spoilt))
+                spoiling.append(self.asked_of_it.metadata.group_id)
+            return response
+
+    spoiling: list[str] = []
+
+    def hostile(link: Watched, node: int, message: Message) -> None:
+        tree = link.state.object_store.get_object_tree(message.metadata.message_id)
+        link.asked_of_it, link.names = message, [part.object_id for part in iterate_object_tree(tree)]
+        confirm(link, node, message)
+
+    link = Watched({3: hostile}, honest=3)
+    link.behaviour.update(dict.fromkeys(link.ids[:3], reading))
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        for module in (mailbox, strategy_module, fetch):
+            patch.setattr(module, "time", clock)
+        strategy = RobustStrategy(FedAvg(), directory=tmp_path / "run", poll=1.0)
+        strategy.start(link.grid, ArrayRecord({name: Array(array) for name, array in MODEL.items()}), num_rounds=2, timeout=60)
+    assert spoiling[0] == "1"
+    assert [record["verdict"][:3] for record in records(tmp_path / "run")] == [["used"] * 3] * 2
+
+
+def test_several_replies_to_one_message_are_charged_to_nobody(tmp_path: Path) -> None:
+    """Flower's SuperLink takes the first alone; another might not."""
+
+    class Twice(Link):
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            response = super().PullMessages(request)
+            for message in list(response.messages_list):
+                if message.metadata.src_node_id == self.ids[0]:
+                    response.messages_list.append(message)
+            return response
+
+    (record,) = played(Twice({}, honest=3), tmp_path / "run", rounds=1)
+    assert record["verdict"] == ["missing", "used", "used"]
+    assert record["reason"] == ["disputed", None, None]
 
 
 def bomb(message: Message, times: int, levels: int) -> tuple[Message, dict[str, bytes]]:
@@ -287,10 +465,18 @@ def test_a_reply_that_grows_when_it_is_put_together(levels: int, times: int, rea
     assert peak < 50e6  # 200 MB put together
 
 
+def in_chunks_of(size: int, message: Message, arrays: dict[str, np.ndarray]) -> Message:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flwr_array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", size)
+        reply = answer(message, arrays)
+        pieces_of(reply)  # Flower remembers them
+        return reply
+
+
 def test_a_reply_that_is_too_large_is_not_fetched_to_its_end(tmp_path: Path) -> None:
     def hostile(link: Link, node: int, message: Message) -> None:
-        parts = {f"part{i}": np.full(100_000, i, np.float32) for i in range(50)}  # 20 MB
-        link.reply(node, answer(message, parts))
+        large = {**learnt(message), "weight": np.arange(2_000_000, dtype=np.float32)}  # 8 MB in 20 pieces
+        link.reply(node, in_chunks_of(400_000, message, large))
 
     link = Link({0: hostile}, honest=2)
     found = played(link, tmp_path / "run", rounds=1, most_bytes=1_000_000)
@@ -303,7 +489,7 @@ def test_a_reply_that_comes_in_drips_is_given_up(tmp_path: Path) -> None:
     left: list[Callable[[], None]] = []
 
     def hostile(link: Link, node: int, message: Message) -> None:
-        reply = answer(message, {str(i): np.full(20_000, i, np.float32) for i in range(12)})
+        reply = in_chunks_of(80_000, message, {**learnt(message), "weight": np.arange(240_000, dtype=np.float32)})
         session, pieces = link.announce(node, reply), dict(reversed(pieces_of(reply).items()))
         left.extend(lambda name=name, content=content: link.upload(node, session, {name: content}) for name, content in pieces.items())
 
@@ -345,15 +531,57 @@ def test_a_superlink_that_cannot_answer_now_and_then_is_nobodys_fault(name: str,
     assert link.calls > 1
 
 
-def test_a_reply_of_very_many_pieces_is_refused_unseen(tmp_path: Path) -> None:
-    def hostile(link: Link, node: int, message: Message) -> None:
-        link.reply(node, answer(message, {str(i): np.array([i]) for i in range(1500)}))
+def many_arrays(message: Message) -> dict[str, np.ndarray]:
+    return {str(i): np.array([i]) for i in range(1500)}
 
-    link = Link({0: hostile}, honest=2)
-    found = played(link, tmp_path / "run", rounds=1)
-    assert found[0]["reason"][0] == "too-large"
-    assert "pieces" in found[0]["detail"][0]
-    assert link.asked < 1100
+
+def many_chunks(message: Message) -> dict[str, np.ndarray]:
+    return {**learnt(message), "weight": np.arange(2000, dtype=np.float32).reshape(40, 50)}
+
+
+@pytest.mark.parametrize(("arrays", "reason"), [(many_arrays, "names"), (many_chunks, "too-large")])
+def test_a_reply_of_very_many_pieces_is_refused_unseen(
+    arrays: Callable[[Message], dict[str, np.ndarray]], reason: str, tmp_path: Path
+) -> None:
+    """Three nodes send a thousand tiny pieces each: they are not fetched, so they hold up nobody."""
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        reply = in_chunks_of(8, message, arrays(message))
+        assert len(pieces_of(reply)) > 1000
+        link.reply(node, reply)
+
+    link = Link(dict.fromkeys(range(3), hostile), honest=2)
+    found = played(link, tmp_path / "run", rounds=1, min_replies=1)
+    assert found[0]["reason"] == [reason] * 3 + [None] * 2
+    assert link.asked < 150  # of more than 3,000
+
+
+def test_a_round_ends_at_its_deadline_however_slow_the_superlink_is(tmp_path: Path) -> None:
+    """Every request takes three seconds, and replies come in just before the deadline of a minute."""
+
+    class Slow(Link):
+        clock: Clock
+
+        def PullMessages(self, request: Any) -> Any:  # noqa: N802
+            self.clock.now += 3
+            return (
+                super().PullMessages(request) if self.clock.now > 1055 else runtime_handlers.pull_messages(request, self.state, self._task)
+            )
+
+        def PullObject(self, request: Any) -> Any:  # noqa: N802
+            self.clock.now += 3
+            return super().PullObject(request)
+
+    link = Slow({}, honest=5)
+    link.clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mailbox, strategy_module, fetch):
+            patch.setattr(module, "time", link.clock)
+        strategy = RobustStrategy(FedAvg(), directory=tmp_path / "run", poll=1.0)
+        strategy.start(link.grid, ArrayRecord({name: Array(array) for name, array in MODEL.items()}), num_rounds=1, timeout=60)
+    (record,) = records(tmp_path / "run")
+    assert 60 <= record["seconds"] <= 60 + mailbox.GRACE + 3  # a request that has begun is waited for
+    assert set(record["reason"]) <= {None, "silent"}
 
 
 KINDS_OF_PIECES = ["Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk", "MetricRecord", "ConfigRecord"]

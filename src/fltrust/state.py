@@ -68,3 +68,13 @@ def restored(like: Tree, saved: Mapping[str, Tensor], source: object) -> Tree:
                 f"expected {leaf.dtype} of shape {tuple(leaf.shape)}"
             )
     return rebuilt(like, (saved[name].to(leaf.device) for name, leaf in expected.items()))
+
+
+def grown(memory: Tree, fresh: Tree) -> Tree:
+    """A memory for more clients: the rows that were there, and those of `fresh` for the new ones."""
+
+    def parts() -> Iterator[Tensor]:
+        for (_, old), (_, new) in zip(leaves(memory), leaves(fresh), strict=True):
+            yield old if old.shape == new.shape else torch.cat((old, new[len(old) :]))
+
+    return rebuilt(fresh, parts())

@@ -247,7 +247,7 @@ def audit(path: Annotated[Path, typer.Argument(help="The run directory of a fede
 
 @app.command()
 def new_federation(path: Annotated[Path, typer.Argument(help="A folder that is not there yet, or empty.")]) -> None:
-    """Copy a small Flower app to begin with: FLTrust, ten nodes, four of them hostile.
+    """Copy a small Flower app to begin with: FLTrust, ten nodes, and hostile ones if you ask for them.
 
     Example: [bold]fltrust new-federation my-federation[/bold]
     """

@@ -1,6 +1,7 @@
 """`fltrust audit`: who was trusted how much, who was rejected and why, and who changed, from a run directory."""
 
 import bisect
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from fltrust.store.directory import read_json, read_records
 # A node has changed if its share of rounds used in the later half differs so much from the earlier half's; or its trust does, and by so
 # much more than the other nodes': all honest nodes' trust falls while the model learns.
 CHANGED = 0.5
+# A node alternates if it changed so often between good and bad, and was both in at least this part of its rounds.
+SWITCHES, EACH = 3, 0.2
 
 
 @dataclass
@@ -33,8 +36,10 @@ class Node:
     malicious: bool | None = None  # known in a simulation only
 
     @property
-    def used(self) -> list[bool]:
-        return [verdict == "used" for verdict in self.verdicts]
+    def history(self) -> list[tuple[int, bool]]:
+        """(round, whether it was used) of the rounds that say something about the node: not those in which the rule took another."""
+        rounds = zip(self.rounds, self.verdicts, strict=True)
+        return [(t, verdict == "used") for t, verdict in rounds if verdict not in ("not-counted", "not-chosen")]
 
     @property
     def trust_by_half(self) -> tuple[float, float]:
@@ -48,17 +53,30 @@ class Node:
 
     def change(self, usual: float) -> str:
         """What became of a node whose later half differs from its earlier half, else nothing. `usual`: what the others' trust gained."""
-        half = len(self.rounds) // 2
+        used, half = [used for _, used in self.history], len(self.history) // 2
         if half < 2:  # too few rounds to tell a change from chance
             return ""
-        gain = _mean(self.used[half:]) - _mean(self.used[:half])
-        if gain <= -CHANGED and not self.used[-1]:
-            return f"lost: last used in round {max(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
-        if gain >= CHANGED and self.used[-1]:
-            return f"gained: first used in round {min(t for t, used in zip(self.rounds, self.used, strict=True) if used)}"
+        gain = _mean(used[half:]) - _mean(used[:half])
+        if gain <= -CHANGED and not used[-1]:
+            return f"lost: last used in round {max(t for t, used in self.history if used)}"
+        if gain >= CHANGED and used[-1]:
+            return f"gained: first used in round {min(t for t, used in self.history if used)}"
+        if said := self.alternates():
+            return said
         if min(abs(self.trust_gained), abs(self.trust_gained - usual)) >= CHANGED:
             before, after = self.trust_by_half
             return f"trust {before:.2f} -> {after:.2f}"
+        return ""
+
+    def alternates(self) -> str:
+        """Good in some rounds, bad in others, back and forth: halves do not show it."""
+        good = [verdict == "used" for verdict in self.verdicts if verdict in ("used", "zero-trust", "rejected")]
+        if _switches(good) >= SWITCHES and EACH <= _mean(good) <= 1 - EACH:
+            return f"alternates: used in {sum(good)} of {len(good)}, changed {_switches(good)} times"
+        low, high = min(self.trust, default=0.0), max(self.trust, default=0.0)
+        above = [trust > (low + high) / 2 for trust in self.trust]
+        if high - low >= CHANGED and _switches(above) >= SWITCHES and EACH <= _mean(above) <= 1 - EACH:
+            return f"alternates: trust {low:.2f} to {high:.2f}, changed {_switches(above)} times"
         return ""
 
 
@@ -68,7 +86,7 @@ def show(path: Path) -> None:
         screen = Console(width=200)  # a pipe has no width: nothing is cut
     try:
         experiment, records = _declared(path), read_records(path)
-        nodes = _nodes(path, records, needs_root=_needs_root(experiment))
+        nodes = _nodes(path, records, by_trust=_by_trust(experiment))
     except RecursionError as problem:
         raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
     screen.print(Text(_heading(experiment, records, len(nodes))))
@@ -94,16 +112,17 @@ def _rule_name(experiment: dict[str, Any]) -> str:
     return plain(rule.get("name", "?"), 40) if isinstance(rule, dict) else "?"
 
 
-def _needs_root(experiment: dict[str, Any]) -> bool:
-    return _rule_name(experiment).startswith("fltrust")
+def _by_trust(experiment: dict[str, Any]) -> bool:
+    """Whether the rule gives shares by trust; FLTrust-Server ignores all clients."""
+    return _rule_name(experiment).startswith("fltrust") and _rule_name(experiment) != "fltrust-server"
 
 
-def _nodes(path: Path, records: list[dict[str, Any]], *, needs_root: bool) -> dict[int, Node]:
+def _nodes(path: Path, records: list[dict[str, Any]], *, by_trust: bool) -> dict[int, Node]:
     nodes: dict[int, Node] = defaultdict(Node)
     late = {(node, t) for record in records for node, t in _pairs(path, record, "late")}
     for record in records:
         t = record["round"]
-        for place, (client, trust, share, verdict, reason) in enumerate(_entries(path, record, needs_root=needs_root)):
+        for place, (client, trust, share, verdict, reason) in enumerate(_entries(path, record, by_trust=by_trust)):
             node = nodes[client]
             node.rounds.append(t)
             if (client, t) in late and verdict == "missing":
@@ -122,7 +141,7 @@ def _nodes(path: Path, records: list[dict[str, Any]], *, needs_root: bool) -> di
     return nodes
 
 
-def _entries(path: Path, record: dict[str, Any], *, needs_root: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
+def _entries(path: Path, record: dict[str, Any], *, by_trust: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
     """Each client's number, trust, share, verdict and reason; a simulation has no verdicts, so they follow from trust and share."""
     clients = record.get("clients") or []
     columns = {name: record.get(name) for name in ("clients", "trust", "weight", "verdict", "reason")}
@@ -135,11 +154,17 @@ def _entries(path: Path, record: dict[str, Any], *, needs_root: bool) -> Iterato
         if not isinstance(client, int):
             raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (a client is no number)")
         trust, share = (_number(columns[name][i]) if columns[name] else None for name in ("trust", "weight"))  # type: ignore[index]
-        verdict = columns["verdict"][i] if columns["verdict"] else "zero-trust" if needs_root and 0 in (trust, share) else "used"
+        verdict = columns["verdict"][i] if columns["verdict"] else _verdict(trust, share, by_trust=by_trust)
         if not isinstance(verdict, str) or verdict not in VERDICTS:
             raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (an unknown verdict)")
         reason = columns["reason"][i] if columns["reason"] else None
         yield client, trust, share, verdict, None if reason is None else plain(reason, 20)
+
+
+def _verdict(trust: float | None, share: float | None, *, by_trust: bool) -> str:
+    if share != 0 and not (by_trust and trust == 0):
+        return "used"
+    return "zero-trust" if by_trust and not trust else "not-chosen"
 
 
 def _pairs(path: Path, record: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
@@ -174,7 +199,7 @@ def _table(nodes: dict[int, Node]) -> Table:
         table.add_column(name, justify="left" if name in ("is", "why rejected", "changed") else "right")
     gained = sorted(node.trust_gained for node in nodes.values() if any(node.trust))
     changes = {client: node.change(_median_without(gained, node.trust_gained)) for client, node in nodes.items()}
-    for client, node in sorted(nodes.items(), key=lambda item: (not changes[item[0]], _mean(item[1].used), item[0])):
+    for client, node in sorted(nodes.items(), key=lambda item: (not changes[item[0]], _mean([u for _, u in item[1].history]), item[0])):
         counts = Counter(node.verdicts)
         row = [
             str(client),
@@ -210,6 +235,10 @@ def _extra(path: Path, records: list[dict[str, Any]]) -> Iterator[str]:
     extra = Counter((plain(node, 20), plain(reason, 20)) for record in records for node, reason in _pairs(path, record, "extra"))
     for (node, reason), count in extra.most_common(20):
         yield f"node {node}, {count} times: {REASONS.get(reason, reason)}"
+
+
+def _switches(values: list[bool]) -> int:
+    return sum(one != other for one, other in itertools.pairwise(values))
 
 
 def _mean(values: list[Any]) -> float:

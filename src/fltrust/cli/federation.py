@@ -13,4 +13,4 @@ def create(path: Path) -> None:
     with as_file(files("fltrust.flower") / "template") as template:
         shutil.copytree(template, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (path / "gitignore").rename(path / ".gitignore")  # a dot at the front, and the package would be built without it
-    print(f"{path}: a federation of ten nodes, four of them hostile; {path / 'README.md'} has the commands that start it")
+    print(f"{path}: a federation of ten nodes; {path / 'README.md'} has the commands that start it")

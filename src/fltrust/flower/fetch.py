@@ -3,8 +3,8 @@
 Flower's own `pull_messages` hands over along with a reply whatever else was addressed to the server, waits up to hours for a reply that was
 announced and not uploaded, and puts together all of it before anyone can say how large it is. Any node can make use of that against the
 others. Here a reply is first announced, with its sender by the SuperLink's word. Then its pieces are fetched, from the message down to what
-each piece says that it consists of, as long as they are there and together not too large. What is not there yet, or cannot be had just now,
-is looked for again later.
+each piece says that it consists of, as long as they are there, together not too large, and there is time. The names of its arrays are
+checked before any of them is fetched. What is not there yet, or cannot be had just now, is looked for again later.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.serde_utils import metadata_from_proto
@@ -24,22 +24,37 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
+from fltrust.errors import InputError
 from fltrust.flower.layout import Layout
 from fltrust.flower.replies import Limits, ReplyError
+from fltrust.flower.verdicts import plain
 
-Look = Callable[[str, bool], list[Message]]
-"""(message id, whether its content is wanted) -> what has come in answer to it: nothing, a reply, or in a fake grid several."""
+Look = Callable[[str, bool, float], list[Message]]
+"""(message id, whether its content is wanted, until when) -> what has come in answer to it: nothing, a reply, or in a fake grid several."""
 
 
 def look_of(grid: Grid, layout: Layout, limits: Limits) -> Look:
     """How replies are looked for on a grid: over a network as above; where nodes are in the same process, as Flower does."""
     if isinstance(grid, HttpGrid):
         return _SuperLink(grid, layout, limits).look
-    return lambda message_id, wanted: [reply for reply in grid.pull_messages([message_id]) if reply.metadata.reply_to_message_id]
+    if not in_process(grid):
+        raise InputError(
+            f"RobustStrategy cannot guard replies that come through a {type(grid).__name__}: give it the grid that Flower gives to the "
+            "ServerApp; a grid of your own whose nodes are in this process says so with in_process = True"
+        )
+    return lambda message_id, wanted, until: [reply for reply in grid.pull_messages([message_id]) if reply.metadata.reply_to_message_id]
+
+
+def in_process(grid: Grid) -> bool:
+    """Whether the nodes of a grid are in this process, as in Flower's simulation: then there is no transport to guard."""
+    return isinstance(grid, InMemoryGrid) or getattr(type(grid), "in_process", False) is True
 
 
 AGAIN = 3  # times that a reply may be fetched in all before the last piece of it is there
+MOST_RECORDS = 16  # of a reply, its arrays among them
+LEAST_PIECE = 1 << 16  # bytes that an array's pieces have on average at least; Flower's have 5 MiB
 SECONDS_BETWEEN_CLEANINGS = 1.0
 
 
@@ -47,6 +62,7 @@ SECONDS_BETWEEN_CLEANINGS = 1.0
 class _Announced:
     metadata: Any  # Flower's, as the SuperLink has it
     awaited: str  # the piece to look for first: the message itself, which nodes upload last, or one that was not there
+    more: int = 0  # further replies to the same message
     pieces_fetched: int = 0
     bytes_fetched: int = 0
 
@@ -75,19 +91,23 @@ class _SuperLink:
         self._grid = grid
         arrays, most = len(layout.shapes), limits.bytes_for(layout)
         self._most_bytes = most + 1024 * arrays  # on the way each array is two pieces or more, with a head
-        self._most_pieces = 1000 + 4 * arrays + most // 2**16
+        # The message, what is in it, its records, and for each array itself, one piece and what more its size allows.
+        self._most_pieces = 2 + MOST_RECORDS + 2 * arrays + most // LEAST_PIECE
+        self._names = frozenset(layout.shapes)
         self._most_beside = (1 << 20) + 1024 * arrays  # of what is not an array's numbers
         self._announced: dict[str, _Announced] = {}  # by the id of the message that is answered; the SuperLink announces each only once
         self._cleaned = float("-inf")
 
-    def look(self, message_id: str, wanted: bool) -> list[Message]:
+    def look(self, message_id: str, wanted: bool, until: float) -> list[Message]:
         try:
             if message_id not in self._announced:
                 self._ask(message_id)
             announced = self._announced.get(message_id)
             if announced is None:
                 return []
-            reply = self._read(announced) if wanted else make_message(metadata=announced.metadata, content=RecordDict())
+            if announced.more:
+                raise ReplyError("disputed", f"{1 + announced.more} replies to one message")
+            reply = self._read(announced, until) if wanted else make_message(metadata=announced.metadata, content=RecordDict())
         except _TryLaterError:
             return []
         except Exception:
@@ -112,12 +132,15 @@ class _SuperLink:
         answer = self._call("PullMessages", PullAppMessagesRequest(message_ids=message_ids))
         for proto in answer.messages_list:
             metadata = metadata_from_proto(proto.metadata)
-            if metadata.reply_to_message_id in message_ids:
-                self._announced[metadata.reply_to_message_id] = _Announced(metadata, metadata.message_id)
-            else:
+            if metadata.reply_to_message_id not in message_ids:
                 self._forget(metadata)
+            elif (first := self._announced.get(metadata.reply_to_message_id)) is not None:
+                first.more += 1
+                self._forget(metadata)
+            else:
+                self._announced[metadata.reply_to_message_id] = _Announced(metadata, metadata.message_id)
 
-    def _read(self, announced: _Announced) -> Message:
+    def _read(self, announced: _Announced, until: float) -> Message:
         pieces = _Pieces()
         todo = [announced.metadata.message_id]
         if announced.awaited not in todo:
@@ -125,9 +148,12 @@ class _SuperLink:
         while todo:
             name = todo.pop()
             if name not in pieces.contents:
+                if time.monotonic() > until:
+                    raise _TryLaterError
                 pieces.add(name, self._piece(announced, name))
+                self._check_names(name, pieces)
                 todo.extend(pieces.inside[name])
-                self._check(pieces)
+                self._check(pieces, len(todo))
         self._check_put_together(pieces)
         message = inflate_object_from_contents(announced.metadata.message_id, pieces.contents)
         if not isinstance(message, Message):
@@ -152,8 +178,16 @@ class _SuperLink:
         content: bytes = response.object_content
         return content
 
-    def _check(self, pieces: _Pieces) -> None:
-        if len(pieces.contents) > self._most_pieces:
+    def _check_names(self, name: str, pieces: _Pieces) -> None:
+        """Of the arrays, as soon as they are known and before any is fetched."""
+        if pieces.kinds[name] == ArrayRecord.__name__:
+            names = json.loads(get_object_body(pieces.contents[name], ArrayRecord)).keys()
+            if extra := names - self._names:
+                raise ReplyError("names", f"has {len(extra)} arrays too many, '{plain(min(extra), 60)}' first")
+
+    def _check(self, pieces: _Pieces, named: int) -> None:
+        """`named`: pieces that are not fetched yet."""
+        if len(pieces.contents) + named > self._most_pieces:
             raise ReplyError("too-large", f"more than {self._most_pieces} pieces")
         if pieces.size > self._most_bytes or pieces.size_beside > self._most_beside:
             raise ReplyError("too-large", f"more than {self._most_bytes} bytes, or {self._most_beside} that are no numbers")

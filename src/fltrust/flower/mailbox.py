@@ -5,9 +5,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
 from fltrust.flower.fetch import Look
+from fltrust.flower.replies import ReplyError, one_of
+
+GRACE = 5.0  # seconds after the deadline in which replies that are there by then are still fetched
 
 
 class Asked(NamedTuple):
@@ -41,17 +45,21 @@ class Mailbox:
         self._open.update({metadata.message_id: Asked(metadata.dst_node_id, t, now + metadata.ttl) for metadata in sent})
         return {metadata.dst_node_id for metadata in sent}
 
-    def arrivals(self, t: int, deadline: float) -> Iterator[Arrival]:
+    def arrivals(self, t: int, deadline: float, grace: float = GRACE) -> Iterator[Arrival]:
         """What arrives until all who were asked in round t have answered or the deadline is there, late replies of earlier rounds too.
 
-        Everybody is looked at once more at the deadline, and once if it is over already: what the SuperLink holds by then counts.
+        Everybody is looked at once more at the deadline, and once if it is over already: what the SuperLink holds by then counts, if it can
+        be fetched within `grace` seconds.
         """
+        until = max(deadline, time.monotonic()) + grace
         while True:
             started = time.monotonic()
             self._open = {message_id: asked for message_id, asked in self._open.items() if asked.t == t or asked.until > started}
             some = False
             for message_id in sorted(self._open, key=lambda message_id: -self._open[message_id].t):  # earlier rounds come last
-                for arrival in self._arrived(message_id, t):
+                if time.monotonic() > until:
+                    return
+                for arrival in self._arrived(message_id, t, until):
                     some = True
                     yield arrival
             if started >= deadline or not any(asked.t == t for asked in self._open.values()):
@@ -60,15 +68,18 @@ class Mailbox:
                 pause = max(self._poll, time.monotonic() - started)  # a large federation is not asked all the time
                 time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
 
-    def _arrived(self, message_id: str, t: int) -> Iterator[Arrival]:
-        """Who sent a reply is known from the message that it answers; what it says about itself is its sender's invention."""
+    def _arrived(self, message_id: str, t: int, until: float) -> Iterator[Arrival]:
+        """Only the node that a message was sent to knows its id, so a reply to it is that node's; the node's own name must fit."""
         asked = self._open[message_id]
-        answers: list[Message] | list[Exception]
+        answer: Message | Exception
         try:
-            answers = self._look(message_id, asked.t == t)  # of a late reply nothing is wanted but that it came
+            answers = self._look(message_id, asked.t == t, until)  # of a late reply nothing is wanted but that it came
+            if not answers:
+                return
+            answer = one_of(answers)
+            if isinstance(answer, Message) and answer.metadata.src_node_id not in (asked.node, SUPERLINK_NODE_ID):
+                answer = ReplyError("disputed", f"says that it comes from node {answer.metadata.src_node_id}")
         except Exception as problem:  # a grid that can do nothing any more says so when the next round asks it for its nodes
-            answers = [problem]
-        if answers:
-            del self._open[message_id]
-        for answer in answers:
-            yield Arrival(asked, answer)
+            answer = problem
+        del self._open[message_id]
+        yield Arrival(asked, answer)

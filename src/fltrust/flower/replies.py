@@ -4,7 +4,7 @@ Nothing is unpickled, evaluated or parsed: an array's bytes must begin with the 
 are expected, and what follows is looked at where it lies. So a reply costs no memory but its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class Limits:
     most_examples: int | None = None  # what a reported number of examples counts at most; None: it is not used, and may be missing
     weighted_by_key: str = "num-examples"
     take_buffers: bool = False
+    least_norm: float = 0.0  # of an update, as a part of the root update's norm, or without a root of the weights' norm
 
     def bytes_for(self, layout: Layout) -> int:
         return layout.nbytes + _SLACK + _SLACK_PER_ARRAY * len(layout.shapes) if self.most_bytes is None else self.most_bytes
@@ -55,6 +56,13 @@ class Sent(NamedTuple):
 def is_gone(reply: object) -> bool:
     """Whether this is no reply but the SuperLink's word that there will be none: the message expired, or the node is offline."""
     return isinstance(reply, Message) and reply.metadata.src_node_id == SUPERLINK_NODE_ID
+
+
+def one_of(answers: Sequence[Message]) -> Message | ReplyError:
+    """The reply of a node that sent one. Of several, at most one is the node's own, and nothing tells which."""
+    if len(answers) == 1:
+        return answers[0]
+    return ReplyError("disputed", f"{len(answers)} replies to one message")
 
 
 def read(reply: Message, t: int, layout: Layout, before: Arrays, limits: Limits, update: Tensor) -> Sent:

@@ -1,6 +1,7 @@
 """The server's own update: a PyTorch module trained on the root set, as the clients train on theirs."""
 
 import copy
+import hashlib
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,4 +69,35 @@ def root_of(
         trained = {name: after.cpu().numpy() for name, after in module.state_dict().items() if after.dtype != torch.bool}
         return {name: np.asarray(after - arrays[name]) for name, after in trained.items()}
 
+    settings = {
+        "lr": lr,
+        "steps": steps,
+        "batch_size": batch_size,
+        "momentum": momentum,
+        "loss": name_of_function(loss),
+        "module": hashlib.sha256(str(module).encode()).hexdigest(),
+        "examples": len(examples),
+        "data": _hash(examples, labels),
+    }
+    root.settings = settings  # type: ignore[attr-defined]  # what `settings_of` reads
     return root
+
+
+def settings_of(root: Root | None) -> dict[str, Any] | None:
+    """What an audit says of a root, and what must be the same when a run goes on: its settings, or the name of a function of one's own."""
+    if root is None:
+        return None
+    return getattr(root, "settings", None) or {"function": name_of_function(root)}
+
+
+def name_of_function(function: Callable[..., Any]) -> str:
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _hash(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.flower.layout import Arrays, Layout
-from fltrust.flower.order import ExactTrust, sort_rows
+from fltrust.flower.memory import Remembered
+from fltrust.flower.order import sort_rows
 from fltrust.flower.replies import Limits, ReplyError, read
-from fltrust.flower.verdicts import KEPT, plain
-from fltrust.rules import Aggregate, FLTrust, Rule
+from fltrust.flower.verdicts import KEPT, VERDICTS, plain
+from fltrust.rules import Aggregate, Received, Rule, take_step
 from fltrust.rules.rows import direction_and_norm, measure, ranked_mean
+from fltrust.rules.rule import Accumulator
 
 MOST_EXTRA = 100  # replies of a round that nobody asked for and that are written down
 
@@ -51,6 +53,8 @@ class Round:
     limits: Limits
     global_lr: float = 1.0
     min_replies: int = 1
+    remembered: Remembered = field(default_factory=Remembered)  # what the rule remembers of earlier rounds; after `close`, of this one too
+    generator: torch.Generator | None = None  # the rule's randomness
     entries: dict[int, Entry] = field(init=False)
     late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
     extra: list[tuple[int, str]] = field(init=False, default_factory=list)  # (node, reason) of replies that nobody asked for
@@ -61,13 +65,15 @@ class Round:
         self.entries = {node: Entry() for node in sorted(self.nodes)}
         self._order: list[int] = []  # the nodes whose updates were taken, as they came
         self._sizes: list[float] = []
-        self._buffers: dict[int, Tensor] = {}
+        self._buffers: list[Tensor] = []
         self._root: Arrays = {}
         self._root_update: Tensor | None = None
         self._direction: Tensor | None = None
-        self._stream: ExactTrust | None = None  # FLTrust takes each update as it comes ...
-        self._rows: Tensor | None = None  # (n, d): the other rules need them all; for FLTrust n is 1
-        self._rooted = self._has_weights = False
+        self._stream: Accumulator | None = None  # a rule that takes each update as it comes (FLTrust) ...
+        self._rows: Tensor | None = None  # (n, d): ... and the others, which need them all; for the former n is 1
+        self._scale: float | None = None  # the norm that an update's is compared with
+        self._next: Remembered | None = None
+        self._rooted = self._root_usable = self._has_weights = False
 
     def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
         """The server's own change of the arrays; it must be there before the first reply is taken."""
@@ -83,12 +89,10 @@ class Round:
                 raise InputError(f"the root update's {name!r} has the shape {part.shape}, not {self.layout.shapes[name]}")
         self._root_update = self.layout.vector(self._root.__getitem__)
         self._root = {name: part for name, part in self._root.items() if name in self.layout.buffers}
-        if type(self.rule) is FLTrust:
-            self._stream = ExactTrust(self._root_update, len(self.nodes))
-            self._direction = self._stream.direction
-        else:
-            self._direction, _ = direction_and_norm(self._root_update)
-        if self.rule.needs_root and not self._direction.any():
+        self._stream = self.rule.accumulator(self._root_update, exact_for=len(self.nodes))
+        self._direction, _ = direction_and_norm(self._root_update)
+        self._root_usable = bool(self._direction.any())
+        if self.rule.needs_root and not self._root_usable:
             self._keep("root-unusable")
         self._rooted = True
 
@@ -115,19 +119,29 @@ class Round:
                 if update.any():
                     raise ReplyError("not-finite", "the difference from what was sent out is not finite")
                 raise ReplyError("zero-update", "the arrays are those that were sent out")
+            if (norm := float(row.norm[0])) < self._least_norm():
+                raise ReplyError("tiny-update", f"the update's norm is {norm:.3g}, at least {self._least_norm():.3g} is asked for")
         except ReplyError as problem:
-            entry.verdict = "missing" if problem.reason == "unavailable" else "rejected"
+            entry.verdict = "missing" if problem.reason in ("unavailable", "disputed") else "rejected"
             entry.reason, entry.detail = problem.reason, problem.detail
             return
         entry.verdict, entry.reason = "used", None
-        entry.norm = float(row.norm[0])
-        if self._direction is not None:
+        entry.norm = norm
+        if self._root_usable:
             entry.cosine = float(row.cosine[0])
-        trusted = self._stream is None or self._stream.add_measured(update, row) > 0
-        if sent.buffers is not None and trusted:
-            self._buffers[node] = sent.buffers
+        if self._stream is not None:
+            self._stream.add_measured(update, row)
+        if sent.buffers is not None:
+            self._buffers.append(sent.buffers)
         self._order.append(node)
         self._sizes.append(1.0 if sent.examples is None else sent.examples)
+
+    def _least_norm(self) -> float:
+        """Below it an update is rounding, not learning: one bit that differs must not earn a share."""
+        if self._scale is None:
+            vector = self.layout.vector(self.before.__getitem__) if self._root_update is None else self._root_update
+            self._scale = float(measure(vector[None]).norm[0])
+        return self.limits.least_norm * self._scale
 
     def _place(self) -> Tensor:
         """Where the next update (d,) is written: over the last one, which FLTrust has taken in, or below those that are kept."""
@@ -142,13 +156,14 @@ class Round:
         """The global arrays after this round: those before it if it is `kept`."""
         aggregate = self._aggregate()
         self._stream = self._rows = self._direction = self._root_update = None  # large, and no longer needed
-        if aggregate is not None and aggregate.shares is not None:
-            self._has_weights = True
-            for node, weight in zip(self._order, aggregate.shares.tolist(), strict=True):
-                self.entries[node].weight = weight
-                if self.rule.needs_root and weight == 0 and (self.entries[node].cosine or 0) <= 0:
-                    self.entries[node].verdict = "zero-trust"
-        if aggregate is None or self.kept is not None:
+        after = self._after(aggregate)
+        if self.kept is None and self._next is not None:  # a round that moves nothing is not remembered either
+            self.remembered = self._next
+        self._judge(None if aggregate is None else aggregate.shares)
+        return after
+
+    def _after(self, aggregate: Aggregate | None) -> Arrays:
+        if aggregate is None:
             return self.before
         if not aggregate.update.any():
             self._keep("nobody-trusted" if self.rule.needs_root else "rule")
@@ -156,8 +171,25 @@ class Round:
         after = self._moved(aggregate.update)
         if not all(np.isfinite(array).all() for array in after.values() if array.dtype.kind == "f"):
             self._keep("not-finite")
-            return self.before
-        return after
+        elif all(np.array_equal(after[name], self.before[name]) for name in self.layout.parameters):
+            self._keep("rounded-away")
+        return self.before if self.kept else after
+
+    def _judge(self, shares: Tensor | None) -> None:
+        """What became of the updates that were in order (n,) follows from what became of the model."""
+        if self.kept not in (None, "nobody-trusted"):
+            for node in self._order:
+                self.entries[node].verdict = "not-counted"
+        elif shares is not None:
+            self._has_weights = self.kept is None
+            for node, share in zip(self._order, shares.tolist(), strict=True):
+                entry = self.entries[node]
+                entry.weight = share
+                if share == 0:
+                    pointed_away = self.rule.scores_trust and entry.cosine is not None and entry.cosine <= 0
+                    entry.verdict = "zero-trust" if pointed_away else "not-chosen"
+                elif self.kept is not None:
+                    entry.verdict = "not-counted"
 
     def _keep(self, reason: str, why: str | None = None) -> None:
         if self.kept is None:  # the first reason is the one that counts
@@ -168,8 +200,8 @@ class Round:
             self._keep(
                 "too-few-replies", f"{len(self._order)} replies of {len(self.nodes)} could be used, at least {self.min_replies} must"
             )
-            if not self._order:
-                return None
+        if self.kept is not None:
+            return None
         if self._stream is not None:
             return self._stream.result()
         assert self._rows is not None
@@ -177,11 +209,23 @@ class Round:
         was = sort_rows(rows, self._sizes)
         self._order = [self._order[i] for i in was]
         sizes = None if self.limits.most_examples is None else torch.tensor([self._sizes[i] for i in was], dtype=rows.dtype)
+        known = self.remembered.knowing(self.rule, self._order, rows[0])
+        received = Received(
+            rows,
+            self._root_update,
+            sizes,
+            client_ids=known.ids_of(self._order),
+            round=torch.tensor(self.t),
+            generator=self.generator,
+            weights=self.layout.vector(self.before.__getitem__) if self.rule.needs_weights else None,
+        )
         try:
-            return self.rule(rows, self._root_update, sizes)
+            aggregate, memory = take_step(self.rule, received, known.memory)
         except InputError as problem:  # such as Krum with too few clients
             self._keep("rule", plain(problem))
             return None
+        self._next = Remembered(memory, known.nodes)
+        return aggregate
 
     def _moved(self, update: Tensor) -> Arrays:
         after = dict(self.before)
@@ -191,8 +235,8 @@ class Round:
                 after[name] = np.asarray(moved, self.layout.dtypes[name])
             for name, part in self._root.items():  # statistics of the server's own training are as trustworthy as the server
                 after[name] = _like(self.before[name], self.before[name] + part)
-        if trusted := [buffers for node, buffers in self._buffers.items() if not self._has_weights or self.entries[node].weight]:
-            matrix = torch.stack(trusted)
+        if self._buffers:
+            matrix = torch.stack(self._buffers)
             middle = ranked_mean(matrix, torch.ones(len(matrix), dtype=torch.bool), None).numpy()
             start = 0
             for name in self.layout.shapes:
@@ -204,7 +248,7 @@ class Round:
 
     def count(self) -> dict[str, int]:
         counted = Counter(entry.verdict for entry in self.entries.values())
-        return {verdict: counted[verdict] for verdict in ("used", "zero-trust", "rejected", "missing")}
+        return {verdict: counted[verdict] for verdict in VERDICTS if verdict != "late"}
 
     def record(self) -> dict[str, Any]:
         """This round's line of the audit, with the simulator's fields first."""

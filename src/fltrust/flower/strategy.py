@@ -5,6 +5,7 @@ Every rule of `fltrust.rules` is used as it is; this file is the loop around it,
 
 import dataclasses
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -13,23 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore.task_identity import TaskIdentity
 
 from fltrust.errors import InputError
 from fltrust.flower.audit import FederationDirectory
-from fltrust.flower.fetch import look_of
+from fltrust.flower.fetch import in_process, look_of
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
-from fltrust.flower.mailbox import Mailbox
-from fltrust.flower.replies import Limits, is_gone
-from fltrust.flower.root import Root
+from fltrust.flower.mailbox import GRACE, Mailbox
+from fltrust.flower.memory import Remembered
+from fltrust.flower.replies import Limits, is_gone, one_of
+from fltrust.flower.root import Root, settings_of
 from fltrust.flower.round import Round
+from fltrust.flower.salt import salted
 from fltrust.flower.verdicts import plain
-from fltrust.randomness import stream
+from fltrust.randomness import reseed, stream
 from fltrust.rules import RULES, Rule
 
-RECONNECT = 300.0  # seconds that nodes have to come back after the server was restarted
+RECONNECT = 300.0  # seconds that nodes have to come back after the server was restarted, and the SuperLink after it went away
 
 log = logging.getLogger("flwr")  # Flower's own, so that `flwr run --stream` shows these lines too
 
@@ -43,14 +48,21 @@ class RobustStrategy(Strategy):
     global_lr            alpha of the paper: the model moves by this times the rule's update
     fraction_train, min_train_nodes    as in Flower's FedAvg
     min_available_nodes  how many must be there before the first round; before later ones it waits for so many at most a round's deadline
-    min_replies          with fewer valid replies a round keeps the model
+    min_replies          with fewer valid replies a round keeps the model: a number of replies, or a part (below 1) of the nodes that were
+                         asked. Nodes that are alone in a round can work out much of the root update from the next model
     buffers              arrays (by name, or a function of the name) that are no parameters: they are not in the cosine, and they are not
                          taken from clients but from the root's training, if it gives them
-    take_buffers         takes them from clients after all: per coordinate the median over the nodes that had a share
+    take_buffers         takes them from clients after all: per coordinate the median over all valid replies. This needs an honest majority,
+                         so it is refused for the rules with a root, which need none
+    registered           the SuperLink runs with node authentication and its nodes have registered keys, so that a node id always means the
+                         same node. Rules that remember each client (FoolsGold) need it: without keys a node gets a new id whenever it
+                         starts again, and could shed its past
     most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
     most_bytes           size of a reply; None: the model's, 1 MiB, and 1 KiB for each array
     most_value           largest absolute value in a reply
-    seed                 of the choice of nodes
+    least_norm           an update shorter than this part of the root update is rejected, without a root: of the weights; None: 1e-4 of the
+                         root update, 1e-6 of the weights
+    seed                 of the choice of nodes, if it must be the same again; None: nobody can predict it
     poll                 seconds between two looks for replies
     """
 
@@ -64,38 +76,58 @@ class RobustStrategy(Strategy):
         fraction_train: float = 1.0,
         min_train_nodes: int = 2,
         min_available_nodes: int = 2,
-        min_replies: int = 1,
+        min_replies: float = 0.5,
         buffers: Buffers = is_statistic,
         take_buffers: bool = False,
+        registered: bool = False,
         most_examples: int | None = None,
         most_bytes: int | None = None,
         most_value: float = 1e9,
+        least_norm: float | None = None,
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
-        seed: int = 0,
+        seed: int | None = None,
         poll: float = 0.5,
     ) -> None:
         if rule.needs_root and root is None:
             raise InputError(f"{type(rule).__name__} needs a root update: give root=..., such as root_of(module, data, lr=...)")
+        _require(
+            not (take_buffers and rule.needs_root),
+            f"{type(rule).__name__} needs no honest majority, but take_buffers does: leave it out, the root gives the buffers",
+        )
+        _require(
+            registered or not rule.needs_ids,
+            f"{type(rule).__name__} remembers each client, and without registered keys nobody knows who a node is: run the SuperLink with "
+            "node authentication and say registered=True",
+        )
+        _require(not rule.needs_root_loss, f"{type(rule).__name__} tries models on the root set, and a federation has no such loss")
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
         _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")
-        _require(min_replies >= 1, f"min_replies must be at least 1, not {min_replies}")
+        _require(
+            0 < min_replies < 1 or (min_replies >= 1 and min_replies == int(min_replies)),
+            f"min_replies must be a part of the nodes between 0 and 1, or a whole number of replies, not {min_replies}",
+        )
         _require(most_examples is None or most_examples >= 1, f"most_examples must be at least 1, not {most_examples}")
         _require(most_bytes is None or most_bytes >= 1, f"most_bytes must be at least 1, not {most_bytes}")
         _require(most_value > 0, f"most_value must be positive, not {most_value}")
+        _require(least_norm is None or 0 <= least_norm < 1, f"least_norm must be at least 0 and less than 1, not {least_norm}")
         _require(poll > 0, f"poll must be positive, not {poll}")
         self.rule, self.root = rule, root
         self.directory = None if directory is None else Path(directory)
         self.global_lr, self.min_replies, self.seed, self.poll = global_lr, min_replies, seed, poll
         self.fraction_train, self.min_train_nodes, self.min_available_nodes = fraction_train, min_train_nodes, min_available_nodes
         self.buffers = buffers
-        self.limits = Limits(most_bytes, most_value, most_examples, weighted_by_key, take_buffers)
+        if least_norm is None:
+            least_norm = 1e-6 if root is None else 1e-4
+        self.limits = Limits(most_bytes, most_value, most_examples, weighted_by_key, take_buffers, least_norm)
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._time_to_live: float | None = None  # of messages; None: Flower's default
         self._wait = float("inf")  # seconds for nodes to be there
         self._round: Round | None = None
+        self._remembered = Remembered()
+        self._guarded: Grid | None = None  # whose replies `start` fetches itself
 
     # ---------------------------------------------------------------- the loop
 
@@ -122,11 +154,15 @@ class RobustStrategy(Strategy):
         self.summary()
         with ExitStack() as stack:
             mailbox = Mailbox(grid, look_of(grid, layout, self.limits), self.poll)
+            self._guarded = grid
+            stack.callback(setattr, self, "_guarded", None)
             done, arrays = 0, initial
+            self._remembered = Remembered()
             folder = None
             if self.directory is not None:
                 folder = stack.enter_context(FederationDirectory(self.directory, self._declaration(layout)))
                 done, arrays, records = folder.resume(layout, initial)
+                self._remembered = folder.remembered(done, self.rule, layout.vector(arrays.__getitem__))
                 result.arrays = _as_record(arrays)
                 for record in records:
                     if record.get("metrics"):
@@ -142,14 +178,17 @@ class RobustStrategy(Strategy):
                 # Step II: nodes and server train from there, at the same time.
                 self._train_root(this)
                 # Step III: the server aggregates what arrives and moves the global model.
+                grace = GRACE
                 if time.monotonic() > started + timeout:
                     log.warning("the root update took longer than the %s s that nodes have: replies that are there now count", timeout)
-                for asked, reply in mailbox.arrivals(t, started + timeout):
+                    grace = timeout  # nothing has been fetched yet
+                for asked, reply in mailbox.arrivals(t, started + timeout, grace):
                     if asked.t == t:
                         this.take(asked.node, reply)
                     elif not is_gone(reply):
                         this.late.append((asked.node, asked.t))
                 arrays = this.close()
+                self._remembered = this.remembered
                 self._wait = timeout
                 if this.kept is None:
                     result.arrays = _as_record(arrays)
@@ -159,7 +198,16 @@ class RobustStrategy(Strategy):
                 result.train_metrics_clientapp[t] = MetricRecord(dict(this.count()))
                 _say(this, num_rounds, measured)
                 if folder is not None:
-                    folder.save({**this.record(), **_measurements(measured), "seconds": round(time.monotonic() - started, 3)}, arrays)
+                    folder.save(
+                        {
+                            **this.record(),
+                            **_measurements(measured),
+                            "seconds": round(time.monotonic() - started, 3),
+                            "run_id": TaskIdentity.run_id,
+                        },
+                        arrays,
+                        self._remembered if self.rule.has_memory else None,
+                    )
         return result
 
     def _sent(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, mailbox: Mailbox, timeout: float) -> tuple[Round, float]:
@@ -188,6 +236,7 @@ class RobustStrategy(Strategy):
         """What decides the numbers, and must be the same when a run goes on."""
         return {
             "rule": {"name": RULES.name_of(self.rule), **dataclasses.asdict(self.rule)},
+            "root": settings_of(self.root),
             "seed": self.seed,
             "global_lr": self.global_lr,
             "fraction_train": self.fraction_train,
@@ -201,23 +250,48 @@ class RobustStrategy(Strategy):
     # ---------------------------------------------------------------- Flower's methods: a round for whoever else drives the strategy
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        if grid is not self._guarded and not in_process(grid):
+            raise InputError(
+                "RobustStrategy fetches replies itself, since Flower's own way lets one node harm the others: call its start(...), "
+                "not another loop or a strategy around it"
+            )
         nodes = self._drawn(server_round, grid)
         before = {name: array.numpy() for name, array in arrays.items()}
         layout = Layout.of(before, self.buffers)
-        self._round = Round(server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, self.min_replies)
-        # A copy, since a message in memory must not change with the next round. The number that nobody can guess keeps nodes from
-        # announcing pieces of the server's next message, with contents of their own, before it does.
-        ours = ConfigRecord({**config, "server-round": server_round, "nonce": secrets.token_hex(16)})
+        least = math.ceil(self.min_replies * len(nodes)) if self.min_replies < 1 else int(self.min_replies)
+        self._round = Round(
+            server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, least, self._remembered, self._chance(server_round)
+        )
+        unpredictable = salted(arrays)
+        return [self._message(node, server_round, unpredictable, config) for node in nodes]
+
+    def _chance(self, t: int) -> torch.Generator | None:
+        """The rule's randomness in round t; nobody can predict it unless there is a seed."""
+        if not self.rule.needs_generator:
+            return None
+        generator = torch.Generator()
+        return generator.manual_seed(secrets.randbits(63)) if self.seed is None else reseed(generator, self.seed, "rule", t)
+
+    def _message(self, node: int, t: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
+        """Round t's message to a node. Its id is a hash of its content, and whoever knows the id can answer it in the node's name.
+
+        So each message holds a random number of its own: the other nodes cannot work out its id from their own messages.
+        """
+        ours = ConfigRecord({**config, "server-round": t, "nonce": secrets.token_hex(16)})
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: ours})
-        return [Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(server_round)) for node in nodes]
+        return Message(content, node, MessageType.TRAIN, ttl=self._time_to_live, group_id=str(t))
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Here a reply must be believed about who sent it; `start` knows better."""
         this = self._opened(server_round)
         self._train_root(this)
+        by_node: dict[int, list[Message]] = {}
         for reply in replies:
-            this.take(reply.metadata.src_node_id, reply)
+            by_node.setdefault(reply.metadata.src_node_id, []).append(reply)
+        for node, answers in by_node.items():
+            this.take(node, one_of(answers))
         arrays = this.close()
+        self._remembered = this.remembered
         return None if this.kept else _as_record(arrays), MetricRecord(dict(this.count()))
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -227,9 +301,9 @@ class RobustStrategy(Strategy):
         return None
 
     def _drawn(self, t: int, grid: Grid) -> list[int]:
-        """The nodes of round t: all of them or a sample, the same again if the same nodes are there."""
+        """The nodes of round t: all of them or a sample; with a seed the same again if the same nodes are there."""
         least, started, known = max(self.min_available_nodes, self.min_train_nodes), time.monotonic(), -1
-        while len(nodes := sorted(grid.get_node_ids())) < least:
+        while len(nodes := self._connected(grid)) < least:
             if least > self.min_train_nodes and time.monotonic() - started >= self._wait:
                 least = self.min_train_nodes  # those who left cannot hold up the others
                 continue
@@ -238,8 +312,22 @@ class RobustStrategy(Strategy):
                 known = len(nodes)
             time.sleep(self.poll)
         count = max(int(self.fraction_train * len(nodes)), self.min_train_nodes)
+        if self.seed is None:  # who knows the nodes of a round in advance can prepare for it
+            return sorted(secrets.SystemRandom().sample(nodes, count))
         picked = stream(self.seed, "nodes", t).choice(len(nodes), count, replace=False)
         return [nodes[i] for i in sorted(picked)]
+
+    def _connected(self, grid: Grid) -> list[int]:
+        """The nodes that are there, sorted; a SuperLink that went away has some time to come back."""
+        started = time.monotonic()
+        while True:
+            try:
+                return sorted(grid.get_node_ids())
+            except Exception as problem:  # not that somebody stopped the run: Flower's RunNotRunningException is none of these
+                if time.monotonic() - started >= RECONNECT:
+                    raise InputError(f"the SuperLink could not be asked for its nodes for {RECONNECT:.0f} s: {plain(problem)}") from problem
+                log.warning("the SuperLink could not be asked for its nodes, once more: %s", plain(problem))
+                time.sleep(self.poll)
 
     def _opened(self, t: int) -> Round:
         if self._round is None or self._round.t != t:

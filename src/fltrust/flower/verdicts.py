@@ -1,11 +1,13 @@
 """What the audit says of a node in a round, and why: the words of `records.jsonl`."""
 
 VERDICTS = {
-    "used": "its update took part",
+    "used": "its update moved the model",
+    "not-chosen": "its update was read, but the rule gave it no share",
     "zero-trust": "its update was read, but got no share: it points away from the server's own",
     "rejected": "its reply could not be used",
+    "not-counted": "its update was in order, but the round kept the model",
     "late": "its reply came after the round's deadline",
-    "missing": "it did not reply",
+    "missing": "no reply came that is certainly its own",
 }
 
 REASONS = {
@@ -20,8 +22,10 @@ REASONS = {
     "not-finite": "an array holds NaN or infinity",
     "value": "an array holds a value beyond the limit",
     "zero-update": "the arrays are those that were sent out: nothing was learnt",
+    "tiny-update": "the arrays are nearly those that were sent out: next to nothing was learnt",
     "examples": "the reported number of examples is not a number of examples",
     "other-round": "the reply says that it belongs to another round",
+    "disputed": "several replies to one message, or one in another node's name: nobody can say whose they are, so none counts",
     "duplicate": "a second reply in one round; the first counts",
     "stranger": "a reply from a node that was not asked",
     "unavailable": "Flower says that the node is offline or its message gone",
@@ -35,6 +39,7 @@ KEPT = {
     "root-unusable": "the server's own update is zero or not finite",
     "rule": "the rule could not work with what was there",
     "not-finite": "the new model would not be finite",
+    "rounded-away": "the update is too small to change any weight",
 }
 
 

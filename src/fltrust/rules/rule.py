@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Registry
-from fltrust.rules.rows import check, check_like
+from fltrust.rules.rows import Rows, check, check_like
 from fltrust.state import Memory
 
 
@@ -50,8 +50,8 @@ class Accumulator(Protocol):
 
     @property
     def count(self) -> int: ...
-    def add(self, update: Tensor) -> float: ...
     def add_many(self, updates: Tensor) -> Tensor: ...
+    def add_measured(self, update: Tensor, row: Rows) -> float: ...
     def result(self) -> Aggregate: ...
 
 
@@ -72,6 +72,7 @@ class Rule:
     needs_root_loss: ClassVar[bool] = False  # to try models on the root set
     needs_generator: ClassVar[bool] = False  # randomness
     by_coordinate: ClassVar[bool] = False  # has no shares: each coordinate may take another client's value
+    scores_trust: ClassVar[bool] = False  # a share of 0 means that the update does not align with the root update
     on_host: ClassVar[bool] = False  # computes on the CPU, so the round cannot be a CUDA graph
 
     def init(self, num_clients: int, like: Tensor) -> Memory:
@@ -86,8 +87,11 @@ class Rule:
         """The rule itself, where it needs no memory."""
         raise InputError(f"{type(self).__name__} must define aggregate(received), or init and step if it has a memory")
 
-    def accumulator(self, root_update: Tensor) -> Accumulator | None:
-        """The same rule for updates that arrive one after the other; None if it needs all of them at once."""
+    def accumulator(self, root_update: Tensor, exact_for: int | None = None) -> Accumulator | None:
+        """The same rule for updates that arrive one after the other; None if it needs all of them at once.
+
+        `exact_for`: of at most so many updates the order must not show, not even in the last bit.
+        """
         return None
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fltrust.registry import RULES, Look
-from fltrust.rules.accumulate import TrustAccumulator
+from fltrust.rules.accumulate import ExactTrust, TrustAccumulator
 from fltrust.rules.rows import direction_and_norm, divisor, finite, trusted_sum
 from fltrust.rules.rule import Accumulator, Aggregate, Received, Rule
 
@@ -22,6 +22,7 @@ class TrustRule(Rule):
     """
 
     needs_root = True
+    scores_trust = True
     least_trust: ClassVar[float] = 0.0  # the ReLU
     stretch: ClassVar[tuple[float, float]] = (0.0, torch.inf)
     server_trust: ClassVar[float] = 0.0  # of the root update, as if the server were one more client
@@ -48,8 +49,8 @@ class FLTrust(TrustRule):
     TS_i = ReLU(cos(g_i, g_0)) is client i's trust, g_0 the root update. If no client is trusted, the update is zero.
     """
 
-    def accumulator(self, root_update: Tensor) -> Accumulator:
-        return TrustAccumulator(root_update)
+    def accumulator(self, root_update: Tensor, exact_for: int | None = None) -> Accumulator:
+        return TrustAccumulator(root_update) if exact_for is None else ExactTrust(root_update, exact_for)
 
 
 @RULES.register("fltrust-server", label="FLTrust-Server", reference=_CAO)

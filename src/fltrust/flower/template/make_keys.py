@@ -8,6 +8,7 @@ python make_keys.py node NAME ...     on a node's own host: NAME, its private ke
 import datetime
 import ipaddress
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -57,7 +58,11 @@ def address_or_name(host: str) -> x509.GeneralName:
 
 
 def write(name: str, content: bytes, *, secret: bool = False) -> None:
-    """Never over a key that is there; a secret is its owner's alone from the first moment."""
+    """Inside the folder and never over a key that is there; a secret is its owner's alone from the first moment."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        sys.exit(f"{name!r} cannot be a file in {FOLDER}: use letters, digits, '.', '_' and '-'")
+    if FOLDER.is_symlink():
+        sys.exit(f"{FOLDER} is a link to another place: remove it")
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     try:
         opened = os.open(FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)

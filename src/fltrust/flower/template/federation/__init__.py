@@ -1,1 +1,1 @@
-"""Digits learnt by a federation in which some nodes are hostile: task.py, client_app.py, server_app.py."""
+"""Digits learnt by a federation whose nodes need not be trusted: task.py, client_app.py, server_app.py."""
