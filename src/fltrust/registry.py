@@ -140,12 +140,16 @@ MODELS = Registry("models", "fltrust.models")
 SPLITS = Registry("splits", "fltrust.tasks.splits")
 METRICS = Registry("metrics", "fltrust.metrics")
 OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")
+LOGGERS = Registry("loggers", "fltrust.running.loggers")
+
+
+_PLUGIN = "fltrust_plugin_"  # what the modules of plug-ins are called
 
 
 def load_plugin(path: Path) -> None:
     """Imports a Python file, which registers what it defines. Loading it twice is the same as once."""
     path = path.resolve()
-    name = f"fltrust_plugin_{path.stem}"
+    name = f"{_PLUGIN}{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
         return
@@ -164,6 +168,16 @@ def load_plugin(path: Path) -> None:
     except Exception as problem:
         del sys.modules[name]
         raise InputError(f"the plug-in {path} cannot be loaded: {_where(problem, path)}{type(problem).__name__}: {problem}") from problem
+
+
+def plugin_fault(problem: BaseException) -> str:
+    """The line of a plug-in in which an error happened, and what it was; nothing if no plug-in was involved."""
+    place, trace = "", problem.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith(_PLUGIN):
+            place = f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"the plug-in {place}: {type(problem).__name__}: {problem}" if place else ""
 
 
 def _where(problem: BaseException, path: Path) -> str:

@@ -64,8 +64,9 @@ _SAID = (
 def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
     """A table (data set, attack, rule) and the curves of the same runs. Seeds of one experiment share a cell."""
     runs = list({run.key: run for run in (first_seed(one.run) for one in found.all())}.values())
-    attacks, rules = list(ATTACKS.values()), list(RULES.values())
-    runs.sort(key=lambda run: (attacks.index(type(run.attack)), rules.index(type(run.rule))))
+    places = [{name: place for place, name in enumerate(registry)} for registry in (ATTACKS, RULES)]
+    parts = {run.key: (ATTACKS.name_of(run.attack), RULES.name_of(run.rule)) for run in runs}
+    runs.sort(key=lambda run: [place.get(name, len(place)) for place, name in zip(places, parts[run.key], strict=True)])
     cells = [(run, _with_parameters(run, "attack") + _particular(run, runs), _with_parameters(run, "rule")) for run in runs]
     table = tuple(Cell(run.dataset, attack, rule, run) for run, attack, rule in cells)
     curves = tuple(Cell(f"{run.dataset}, {attack}", "", rule, run) for run, attack, rule in cells)
@@ -86,4 +87,4 @@ def _with_parameters(run: Experiment, part: str) -> str:
 def _particular(run: Experiment, runs: Iterable[Experiment]) -> str:
     """In what else a run differs from the paper's, where not all runs on its data set do."""
     others = [other.to_dict() for other in runs if other.dataset == run.dataset]
-    return "".join(f", {field} {value}" for field, value in changes(run).items() if any(other[field] != value for other in others))
+    return "".join(f", {field} {value}" for field, value in changes(run).items() if any(other.get(field) != value for other in others))
