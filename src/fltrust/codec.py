@@ -76,7 +76,7 @@ def checked(kind: type, values: Mapping[str, Any], told: Mapping[str, Any]) -> d
 
 def _as(hint: Any, name: str, value: Any, told: Mapping[str, Any]) -> Any:
     options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    if hint is Any or (value is None and type(None) in options):
+    if Any in options or (value is None and type(None) in options):
         return value
     for option in options:
         if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

@@ -86,7 +86,7 @@ class Registry(Mapping[str, Any]):
     def entry(self, name: str) -> Entry:
         """What is known of a name; an unknown one is refused, with the nearest known one."""
         self._load()
-        if name in self._broken:
+        if isinstance(name, str) and name in self._broken:
             raise InputError(f"{self.singular} {name!r}: {self._broken[name]}")
         return self._entries[known(self.singular, name, self._entries)]
 

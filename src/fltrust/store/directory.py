@@ -9,6 +9,7 @@
 
 import json
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment
+from fltrust.experiment import Experiment, from_declaration
 from fltrust.state import State, leaves, restored
 from fltrust.store.files import hardware, lock, read_json, rename, replace, sync
 from fltrust.store.records import line_of, lines, read_records
@@ -52,7 +53,7 @@ class RunDirectory:
         declared = self.path / "experiment.json"
         if declared.exists():
             written = read_json(declared)
-            if written.get("kind", "simulation") != "simulation" or written.get("experiment") != self.run.to_dict():
+            if not self._same(written):
                 raise InputError(
                     f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): choose another --out"
                 )
@@ -62,6 +63,14 @@ class RunDirectory:
             raise InputError(f"{self.path} is not empty and holds no run: choose another --out")
         else:
             replace(declared, json.dumps(self._declaration(), indent=1).encode())
+
+    def _same(self, written: Mapping[str, Any]) -> bool:
+        """Whether a directory declares this experiment, also one that an earlier version wrote with fewer fields."""
+        declared, kind = written.get("experiment"), written.get("kind", "simulation")
+        try:
+            return kind == "simulation" and isinstance(declared, dict) and from_declaration(declared) == self.run
+        except InputError:
+            return False
 
     def _declaration(self) -> dict[str, Any]:
         return {

@@ -66,6 +66,7 @@ class Result(Curves):
     """What remains of a simulation: what tables and figures are made of."""
 
     run: Experiment
+    declared: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # the experiment as an earlier version wrote it
 
 
 def file_of(run: Experiment, folder: Path) -> Path:
@@ -162,7 +163,7 @@ def to_json(result: Result) -> str:
         "success": None if result.final_success is None else round(result.final_success, 5),
         "seconds": None if result.seconds is None else round(result.seconds, 1),
         **result.about,
-        "experiment": result.run.to_dict(),
+        "experiment": _declaration(result),
         "rounds": list(result.rounds),
         "train_error_curve": short(result.train_error),
         "test_error_curve": short(result.test_error),
@@ -183,6 +184,7 @@ def from_json(content: Mapping[str, Any], source: object) -> Result:
             raise InputError(f"its key is {content['key']!r}, its experiment's {run.key}")
         result = Result(
             run=run,
+            declared=content["experiment"],
             about={name: content[name] for name in ABOUT},
             seconds=content["seconds"],
             rounds=tuple(content["rounds"]),
@@ -259,6 +261,12 @@ def _experiment(written: object, source: object) -> Experiment:
         return from_declaration(written)
     except InputError as problem:
         raise InputError(f"{source}: {problem}") from problem
+
+
+def _declaration(result: Result) -> Mapping[str, Any]:
+    """What was read is written again as it was, with the fields that there were."""
+    same = result.declared is not None and from_declaration(result.declared) == result.run
+    return result.declared if result.declared is not None and same else result.run.to_dict()
 
 
 def _absent(run: Experiment) -> bool:
