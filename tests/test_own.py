@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fltrust.datasets import profile_of
 from fltrust.datasets.own import _built, read_npy
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.registry import DATASETS
 from fltrust.simulation import simulate
 from fltrust.store.directory import RunDirectory
 from fltrust.tasks.build import build_task
@@ -186,7 +186,7 @@ def test_what_the_data_do_not_set_the_experiment_can(tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert profile_of("mnist-5k").family == "mnist-5k"
+    assert DATASETS.entry("mnist-5k").kind.family == "mnist-5k"
     with pytest.raises(InputError, match=r"did you mean 'mnist-0.5'"):
         Experiment.on("mnist-0.6")
     for name in ("no/such/folder", "my_task.py", "folder/my_task.py"):

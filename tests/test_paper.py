@@ -7,7 +7,7 @@ import pytest
 
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS, PUBLISHED, Cell, Exhibit
-from fltrust.running.pool import plan
+from fltrust.paper.plan import plan
 
 
 def cell(exhibit: str, page: str, row: str, column: str) -> Cell:

@@ -20,6 +20,7 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import EXHIBITS, Cell, Figures
 from fltrust.paper.exhibit import declared
+from fltrust.paper.plan import plan
 from fltrust.report import build, figures, tables
 from fltrust.report.agreement import Number, _judged, judge, tally
 from fltrust.report.layout import side_by_side
@@ -28,7 +29,6 @@ from fltrust.report.page import reproduction_page, runs_page
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.sections import pairs_of
 from fltrust.rules import RULES
-from fltrust.running.pool import plan
 from fltrust.store import results
 from fltrust.store.results import Result, Results
 

@@ -17,9 +17,10 @@ import pytest
 from fltrust import datasets
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS
-from fltrust.running.pool import Failed, Finished, Reached, estimate, execute, plan
+from fltrust.paper.plan import estimate, plan
+from fltrust.running.pool import Failed, Finished, Reached, execute
 from fltrust.store import results
-from fltrust.store.directory import hardware, lock
+from fltrust.store.files import hardware, lock
 from fltrust.store.results import Result
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()", "reproduce"]

@@ -9,10 +9,12 @@ import pytest
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.registry import Absent
 from fltrust.simulation import simulate
 from fltrust.store import results
 from fltrust.store.directory import RunDirectory
-from fltrust.store.results import Result, Results
+from fltrust.store.records import read_records
+from fltrust.store.results import Federation, Result, Results
 from fltrust.tasks.build import build_task
 
 RUN = Experiment.on("mnist-5k", "fltrust", "scaling", rounds=6, evaluate_every=2, batch_size=4, clients_per_round=15)
@@ -86,7 +88,9 @@ def test_a_result_is_found_by_its_experiment_whatever_the_arithmetic() -> None:
         (lambda content: content.update(trust=["not base64!"], trust_rounds=[2]), "no result"),
         (lambda content: content.update(experiment=None), "declares no experiment"),
         (lambda content: content.update(key="0123456789abcdef"), "its key is"),
-        (lambda content: content["experiment"].update(rule={"name": "__import__"}), "unknown rule"),
+        (lambda content: content["experiment"].update(rule={"name": [1]}), "unknown rule"),
+        (lambda content: content.update(metrics={"test_loss": [1.0]}), "lengths"),
+        (lambda content: content.update(metrics=[1.0]), "no result"),
         (lambda content: content["experiment"].update(rounds="many"), "rounds cannot be 'many'"),
     ],
 )
@@ -106,6 +110,44 @@ def test_a_field_that_is_newer_than_a_file_has_its_default(tmp_path: Path) -> No
     del content["experiment"]["standardise"]
     path.write_text(json.dumps(content))
     assert results.read(tmp_path).all()[0].run == raw
+
+
+COMMITTED = sorted((Path(__file__).parents[1] / "results").glob("*/*.json"))
+
+
+def test_the_committed_results_are_read_and_written_to_the_byte() -> None:
+    assert len(COMMITTED) == 1698
+    for path in COMMITTED:
+        text = path.read_text()
+        result = results.from_json(json.loads(text), path)
+        assert results.to_json(result) == text
+        assert results.file_of(result.run, path.parents[1]) == path  # and so is its key
+
+
+def test_metrics_by_name_are_kept(tmp_path: Path) -> None:
+    run = dataclasses.replace(RUN, metrics=("test_loss", "class_error"), rounds=4)
+    task = build_task(run)
+    with RunDirectory(tmp_path / "run", run, task) as directory:
+        directory.save(*(record for record in simulate(run, task) if record.evaluated))
+    result = results.distil(tmp_path / "run")
+    assert isinstance(result, Result)
+    assert set(result.metrics) == {"test_loss", "class_error"}
+    records = read_records(tmp_path / "run")
+    assert result.metrics["test_loss"] == tuple(record["test_loss"] for record in records)
+    results.write(result, tmp_path / "results")
+    (again,) = results.read(tmp_path / "results").all()
+    assert again.metrics["test_loss"] == tuple(round(loss, 5) for loss in result.metrics["test_loss"])
+    assert [len(errors) for errors in again.metrics["class_error"]] == [10, 10]
+
+
+def test_a_rule_whose_plug_in_is_not_here_is_named_and_nothing_is_imported(tmp_path: Path) -> None:
+    path = results.write(made(), tmp_path)
+    content = json.loads(path.read_text())
+    content["experiment"]["rule"] = {"name": "os.system", "tolerate": 3}
+    path.write_text(json.dumps(content))
+    (result,) = results.read(tmp_path).all()
+    assert isinstance(result.run.rule, Absent)
+    assert result.run.to_dict()["rule"] == {"name": "os.system", "tolerate": 3}
 
 
 def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:
@@ -133,7 +175,8 @@ def federation(folder: Path, **changes: Any) -> Path:
 def test_distilled_from_a_federation(tmp_path: Path) -> None:
     result = results.distil(federation(tmp_path))
     assert (result.error, result.rounds, result.train_error) == (0.25, (1, 2), ())
-    assert (result.run.num_clients, result.run.malicious, result.run.dataset) == (3, 0, "federation")
+    assert isinstance(result.run, Federation)
+    assert (result.run.num_clients, result.run.rounds, result.run.seed, result.run.key) == (3, 2, 1, "k")
     assert result.trust == ((0.25, 0.0, 0.5), (0.0, 0.0, None))
     with pytest.raises(InputError, match="damaged"):
         results.distil(federation(tmp_path, verdict=None))

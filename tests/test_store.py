@@ -1,12 +1,13 @@
 """A run directory: what is written survives a kill at any moment, and what is not ours is refused."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,94 +15,250 @@ import torch
 from conftest import small_task
 from test_round import small_run
 
-from fltrust.attacks import TrimAttack
+from fltrust.attacks import Mimic, TrimAttack
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.record import Record
+from fltrust.round import first_state
+from fltrust.rules import CentredClipping, FLTrust, FoolsGold
+from fltrust.running.loop import play
+from fltrust.running.sinks import Checkpoints, Sink
 from fltrust.simulation import simulate
-from fltrust.store.directory import RunDirectory, read_records
+from fltrust.store.directory import RunDirectory
+from fltrust.store.records import read_records, read_run, shares_of
+from fltrust.training.optimisers import Adam
 
 RUN = small_run(rounds=6, malicious=2, attack=TrimAttack())
+REMEMBERING: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "rule's centre": {"rule": CentredClipping()},
+    "rule's history": {"rule": FoolsGold()},
+    "attack": {"attack": Mimic()},
+    "clients": {"client_momentum": 0.9, "clients_per_round": 4},
+    "server": {"server": Adam()},
+    "all": {"rule": FoolsGold(), "attack": Mimic(), "client_momentum": 0.9, "server": Adam(), "clients_per_round": 4},
+}
+Content = tuple[bytes, dict[str, bytes]]  # of records.jsonl, and of every array of the checkpoint
+
+
+class Stopped(Exception):  # noqa: N818
+    pass
+
+
+class Stop(Sink):
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def record(self, record: Record) -> None:
+        if record.round == self._after:
+            raise Stopped
 
 
 def carry_on(path: Path, run: Experiment = RUN, stop_after: int = 10**9) -> None:
     """A run that is interrupted after some rounds, or not at all."""
-    task = small_task(malicious=2)
-    with RunDirectory(path, run, task) as directory:
-        after, weights = directory.resume()
-        for record in simulate(run, task, after=after, weights=weights):
-            directory.save(record)
-            if record.round == stop_after:
-                return
+    with contextlib.suppress(Stopped):
+        play(run, small_task(malicious=2), [Stop(stop_after)], path=path)
 
 
-def content(path: Path) -> tuple[bytes, np.ndarray]:
+def content(path: Path) -> Content:
     with np.load(path / "checkpoint.npz", allow_pickle=False) as saved:
         assert int(saved["round"]) == 6
-        return (path / "records.jsonl").read_bytes(), saved["weights"]
+        return (path / "records.jsonl").read_bytes(), {name: saved[name].tobytes() for name in saved.files}
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, np.ndarray]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Content:
     path = tmp_path_factory.mktemp("unbroken")
     carry_on(path)
     return content(path)
 
 
-def same(one: tuple[bytes, np.ndarray], other: tuple[bytes, np.ndarray]) -> bool:
-    return one[0] == other[0] and one[1].tobytes() == other[1].tobytes()
-
-
-def test_interrupted_after_any_round_it_ends_with_the_same_bits(tmp_path: Path, unbroken: tuple[bytes, np.ndarray]) -> None:
+@pytest.mark.parametrize("memory", REMEMBERING)
+def test_interrupted_after_any_round_it_ends_with_the_same_bits(tmp_path: Path, memory: str) -> None:
+    run = small_run(**{"rounds": 6, "malicious": 2, "attack": TrimAttack(), **REMEMBERING[memory]})
+    carry_on(tmp_path / "whole", run)
+    whole = content(tmp_path / "whole")
+    assert len(whole[1]) > 2 or memory == "nothing"
     for stop in range(1, 6):
         path = tmp_path / str(stop)
-        carry_on(path, stop_after=stop)
+        carry_on(path, run, stop_after=stop)
         assert [record["round"] for record in read_records(path)] == list(range(1, stop + 1))
-        carry_on(path)
-        assert same(content(path), unbroken)
+        carry_on(path, run)
+        assert content(path) == whole
 
 
 @pytest.mark.parametrize(
     "tail", [b'{"round": 4, "train_er', b'{"round": 4, "test_error": 0.5}\n', b'{"round": 4, "test_error": 0.5}\n{"rou', b"\x00\x00"]
 )
-def test_what_lies_beyond_the_checkpoint_is_redone(tmp_path: Path, unbroken: tuple[bytes, np.ndarray], tail: bytes) -> None:
+def test_what_lies_beyond_the_checkpoint_is_redone(tmp_path: Path, unbroken: Content, tail: bytes) -> None:
     """As after a kill between a record and its checkpoint, or in the middle of a line."""
     carry_on(tmp_path / "run", stop_after=3)
     with (tmp_path / "run" / "records.jsonl").open("ab") as file:
         file.write(tail)
     (tmp_path / "run" / "checkpoint.npz.part").write_bytes(b"half a checkpoint")
     carry_on(tmp_path / "run")
-    assert same(content(tmp_path / "run"), unbroken)
+    assert content(tmp_path / "run") == unbroken
 
 
-def test_killed_before_the_first_checkpoint(tmp_path: Path, unbroken: tuple[bytes, np.ndarray]) -> None:
+def test_killed_before_the_first_checkpoint(tmp_path: Path, unbroken: Content) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / "experiment.json.part").write_bytes(b'{"key"')
     carry_on(tmp_path)
-    assert same(content(tmp_path), unbroken)
+    assert content(tmp_path) == unbroken
 
 
 KILLED = """
-import sys
+import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_store import carry_on
-carry_on(Path(sys.argv[2]))
+import test_store
+from fltrust.store import directory, files
+
+calls = 0
+def or_die(function):
+    def call(*arguments):
+        global calls
+        calls += 1
+        if calls == int(sys.argv[4]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+
+directory.sync, directory.rename = or_die(directory.sync), or_die(directory.rename)
+test_store.carry_on(Path(sys.argv[2]), test_store.small_run(**{
+    "rounds": 6, "malicious": 2, "attack": test_store.TrimAttack(), **test_store.REMEMBERING[sys.argv[3]]}))
 """
 
 
-def test_kill_minus_nine_at_random_moments(tmp_path: Path, unbroken: tuple[bytes, np.ndarray]) -> None:
-    rng = np.random.default_rng(0)
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "run")]
-    started = time.monotonic()
-    subprocess.run([*command[:-1], str(tmp_path / "timed")], check=True)
-    whole = time.monotonic() - started
-    for _ in range(6):
-        process = subprocess.Popen(command)
-        time.sleep(whole * rng.uniform(0.4, 1.05))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run(command, check=True)
-    assert same(content(tmp_path / "run"), unbroken)
+@pytest.mark.parametrize("memory", ["nothing", "all"])
+def test_kill_minus_nine_at_every_step_of_a_checkpoint(tmp_path: Path, memory: str) -> None:
+    """Killed in turn before a record is on the disk, before its checkpoint is, and before that takes its place."""
+    carry_on(tmp_path / "whole", small_run(**{"rounds": 6, "malicious": 2, "attack": TrimAttack(), **REMEMBERING[memory]}))
+    path = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path), memory]
+    for moment in (1, 2, 3, 4, 6):
+        assert subprocess.run([*command, str(moment)]).returncode == -signal.SIGKILL
+    subprocess.run([*command, "0"], check=True)
+    assert content(path) == content(tmp_path / "whole")
+
+
+class Nth:
+    """A clock that is a list of times."""
+
+    def __init__(self, *times: float) -> None:
+        self._times = iter(times)
+
+    def __call__(self) -> float:
+        return next(self._times)
+
+
+def test_checkpoints_come_in_batches_and_none_is_lost(tmp_path: Path) -> None:
+    task = small_task(malicious=2)
+    with RunDirectory(tmp_path, RUN, task) as directory:
+        sink = Checkpoints(directory, 10.0, Nth(0.0, 0.0, 5.0, 10.0, 10.0, 12.0, 12.0))  # read before each record, and after each save
+        sink.start(RUN, 0, tmp_path)
+        seen = []
+        for record in simulate(RUN, task):
+            if record.round == 5:
+                break
+            sink.record(record)
+            seen.append(len(read_records(tmp_path)))
+        assert seen == [1, 1, 3, 3]
+        sink.close()
+        sink.close()
+    assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3, 4]
+    carry_on(tmp_path)
+    carry_on(tmp_path / "whole")
+    assert content(tmp_path) == content(tmp_path / "whole")
+
+
+def test_every_sink_is_closed_whatever_happens() -> None:
+    closed = []
+
+    class Fragile(Sink):
+        def __init__(self, name: str, fails: str = "") -> None:
+            self.name, self.fails = name, fails
+
+        def start(self, run: Experiment, after: int, path: Path | None) -> None:
+            if self.fails == "start":
+                raise Stopped
+
+        def record(self, record: Record) -> None:
+            if self.fails == "record":
+                raise Stopped
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.fails == "close":
+                raise Stopped
+
+    for fails in ("start", "record", "close"):
+        closed.clear()
+        with pytest.raises(Stopped):
+            play(RUN, small_task(malicious=2), [Fragile("first"), Fragile("second", fails), Fragile("third")])
+        assert set(closed) == {"start": {"first"}, "record": {"first", "second", "third"}, "close": {"first", "second", "third"}}[fails]
+
+
+def test_a_checkpoint_of_the_first_version_resumes(tmp_path: Path, unbroken: Content) -> None:
+    """It held the round and the weights alone, its records said "weight", and its declaration no kind."""
+    carry_on(tmp_path, stop_after=3)
+    declared = json.loads((tmp_path / "experiment.json").read_text())
+    del declared["kind"]
+    (tmp_path / "experiment.json").write_text(json.dumps(declared))
+    with np.load(tmp_path / "checkpoint.npz") as saved:
+        old = {name: saved[name] for name in ("round", "weights")}
+    np.savez(tmp_path / "checkpoint.npz", **old)
+    carry_on(tmp_path)
+    assert content(tmp_path) == unbroken
+    assert read_run(tmp_path).kind == "simulation"
+    assert shares_of({"weight": [1.0]}) == shares_of({"shares": [1.0]}) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("begun", "resumed", "said"),
+    [
+        ({"rule": CentredClipping()}, {"rule": FLTrust()}, "holds something else: 'rule"),
+        ({"rule": FLTrust()}, {"rule": CentredClipping()}, "lacks 'rule"),
+        ({"rule": FoolsGold()}, {"rule": FoolsGold(), "num_clients": 7}, r"shape \(6, .*expected .* of shape \(7, "),
+        ({"server": Adam()}, {}, "holds something else: 'server"),
+    ],
+)
+def test_a_checkpoint_of_another_experiment_is_one_line(tmp_path: Path, begun: dict, resumed: dict, said: str) -> None:
+    """Its directory would be refused before, so the file is put into another one."""
+    carry_on(tmp_path / "begun", small_run(**{"rounds": 6, "malicious": 2, **begun}), stop_after=2)
+    run = small_run(**{"rounds": 6, "malicious": 2, **resumed})
+    task = small_task(malicious=2, num_clients=run.num_clients)
+    with RunDirectory(tmp_path / "resumed", run, task) as directory:
+        (tmp_path / "begun" / "checkpoint.npz").rename(directory.path / "checkpoint.npz")
+        with pytest.raises(InputError, match="checkpoint.npz is of another experiment: .*" + said):
+            directory.resume(first_state(run, task))
+
+
+def test_a_metric_that_is_no_number_is_still_json(tmp_path: Path) -> None:
+    task = small_task(malicious=2)
+    with RunDirectory(tmp_path, RUN, task) as directory:
+        record = next(simulate(RUN, task))
+        object.__setattr__(record, "metrics", {**record.metrics, "test_loss": float("nan"), "class_error": [0.5, float("inf")]})
+        directory.save(record)
+    (line,) = read_records(tmp_path)
+    assert (line["test_loss"], line["class_error"]) == (None, [0.5, None])
+
+
+READING = """
+import sys
+from pathlib import Path
+from fltrust.store import records, results
+results.read(Path(sys.argv[1]))
+results.distil(Path(sys.argv[2]))
+print(sorted(name for name in sys.modules if name.startswith(("fltrust.round", "fltrust.simulation", "fltrust.training", "fltrust.tasks"))))
+"""
+
+
+def test_reading_results_does_not_load_the_simulator(tmp_path: Path) -> None:
+    carry_on(tmp_path)
+    folder = Path(__file__).parents[1] / "results"
+    done = subprocess.run([sys.executable, "-c", READING, str(folder), str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_another_experiment_is_refused(tmp_path: Path) -> None:
@@ -195,7 +352,7 @@ def test_flipped_bytes_in_a_checkpoint_never_give_a_traceback(tmp_path: Path) ->
             damaged[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
             checkpoint.write_bytes(damaged)
             try:
-                directory.resume()
+                directory.resume(first_state(RUN, task))
             except InputError:
                 refused += 1
     assert refused > 200  # some bytes, such as a time stamp, decide nothing

@@ -126,9 +126,7 @@ class Experiment:
         None that are left out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the
         data set's. A `split` replaces the data set's bias, and a `bias` its split.
         """
-        from fltrust.datasets import profile_of  # reads data sets, which an experiment can be declared without
-
-        profile = profile_of(dataset)
+        profile = DATASETS.entry(dataset).kind
         for name in changes:
             known("field", name, _FIELDS)
         for name in profile.settings:

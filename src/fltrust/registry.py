@@ -71,6 +71,7 @@ class Registry(Mapping[str, Any]):
         self._entries: dict[str, Entry] = {}
         self._broken: dict[str, str] = {}  # entry points that could not be loaded, and why
         self._loaded = False
+        self.finder: Callable[[str], Any] | None = None  # what a name that is not registered stands for (a file, a folder); None: nothing
 
     def register(self, name: str, *, label: str = "", look: Look | None = None, reference: str = "") -> Callable[[Kind], Kind]:
         """A decorator that gives a class (or a value) its name."""
@@ -89,6 +90,8 @@ class Registry(Mapping[str, Any]):
         self._load()
         if isinstance(name, str) and name in self._broken:
             raise InputError(f"{self.singular} {name!r}: {self._broken[name]}")
+        if isinstance(name, str) and name not in self._entries and self.finder and (found := self.finder(name)) is not None:
+            return Entry(name, found, name)
         return self._entries[known(self.singular, name, self._entries)]
 
     def name_of(self, value: Any) -> str:
@@ -142,12 +145,16 @@ SPLITS = Registry("splits", "fltrust.tasks.splits", "fltrust.tasks.splits_sorted
 METRICS = Registry("metrics", "fltrust.metrics")
 OBJECTIVES = Registry("objectives", "fltrust.objectives")
 OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")
+LOGGERS = Registry("loggers", "fltrust.running.loggers")
+
+
+_PLUGIN = "fltrust_plugin_"  # what the modules of plug-ins are called
 
 
 def load_plugin(path: Path) -> ModuleType:
     """Imports a Python file, which registers what it defines. Loading it twice is the same as once."""
     path = path.resolve()
-    name = f"fltrust_plugin_{path.stem}"
+    name = f"{_PLUGIN}{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
         return loaded
@@ -167,6 +174,16 @@ def load_plugin(path: Path) -> ModuleType:
         del sys.modules[name]
         raise InputError(f"the plug-in {path} cannot be loaded: {where_in(problem, path)}{type(problem).__name__}: {problem}") from problem
     return module
+
+
+def plugin_fault(problem: BaseException) -> str:
+    """The line of a plug-in in which an error happened, and what it was; nothing if no plug-in was involved."""
+    place, trace = "", problem.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith(_PLUGIN):
+            place = f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"the plug-in {place}: {type(problem).__name__}: {problem}" if place else ""
 
 
 def where_in(problem: BaseException, path: Path) -> str:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fltrust.cli.data import app as data_app
+from fltrust.cli.options import with_experiment_options
 from fltrust.errors import InputError
+from fltrust.registry import plugin_fault
 from fltrust.version import __version__
 
 app = typer.Typer(
@@ -30,9 +32,13 @@ def main() -> None:
         app()
     except InputError as problem:
         _stop(str(problem))
-    except OSError as problem:
+    except OSError as problem:  # a full disk, a folder that is none
         kept = "; what was written before stays readable" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         _stop(f"{problem.filename or 'writing'}: {problem.strerror or problem}{kept}")
+    except Exception as problem:
+        if not (fault := plugin_fault(problem)):
+            raise
+        _stop(fault)
 
 
 def _stop(line: str) -> None:
@@ -67,88 +73,75 @@ def demo(
     show(device=device, seed=seed)
 
 
+Plugins = Annotated[
+    list[Path] | None, typer.Option("--plugin", help="A Python file that registers rules, attacks, ... of your own. May be repeated.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is one.")]
+DataDir = Annotated[str | None, typer.Option(help="Folder of the data files (default: $FLTRUST_DATA, or your cache folder).")]
+
+
 @app.command(name="list")
-def list_(what: Annotated[Literal["rules", "attacks", "datasets", "models"], typer.Argument(help="What to list.")]) -> None:
+def list_(
+    what: Annotated[
+        Literal["rules", "attacks", "datasets", "models", "splits", "metrics", "optimisers", "loggers"],
+        typer.Argument(help="What to list."),
+    ],
+    plugin: Plugins = None,
+) -> None:
     """List the names that other commands take.
 
-    Example: [bold]fltrust list attacks[/bold]
+    Examples:
+
+    [bold]fltrust list attacks[/bold]
+
+    [bold]fltrust list rules --plugin my_rules.py[/bold]
     """
     from fltrust.cli.names import show
 
-    show(what)
+    show(what, plugin or [])
 
 
 @app.command()
+@with_experiment_options
 def run(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file with the experiment; options below override it.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="mnist-0.1, mnist-0.5, fashion-mnist, cifar-10, har, ch-mnist or mnist-5k.")] = None,
-    rule: Annotated[str | None, typer.Option(help="How the server aggregates; see 'fltrust list rules'.")] = None,
-    attack: Annotated[str | None, typer.Option(help="What malicious clients do; see 'fltrust list attacks'.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Global rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides the split, the first weights, the batches and the noise.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    malicious: Annotated[int | None, typer.Option(help="How many of them are malicious (default: 20 %).")] = None,
-    clients_per_round: Annotated[int | None, typer.Option(help="How many take part in a round (default: all).")] = None,
-    local_steps: Annotated[int | None, typer.Option(help="SGD steps of a client in a round.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples in a client's batch.")] = None,
-    local_lr: Annotated[float | None, typer.Option(help="The clients' learning rate (beta).")] = None,
-    global_lr: Annotated[float | None, typer.Option(help="The server's learning rate (alpha).")] = None,
-    bias: Annotated[
-        float | None,
-        typer.Option(help="q: share of each class that goes to its own group of clients; 0.1 (of ten classes) is an even split."),
+    given: dict[str, Any],
+    config: Annotated[Path | None, typer.Argument(help="A TOML file with the experiment. The options override it.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PART.PARAMETER=VALUE", help="A parameter of the rule, attack, split or server. May be repeated."),
     ] = None,
-    root_size: Annotated[int | None, typer.Option(help="Examples in the server's root set.")] = None,
-    root_bias: Annotated[float | None, typer.Option(help="Share of class 1 in the root set (the paper's case II).")] = None,
-    root_batch: Annotated[str | None, typer.Option(help="The server trains on its 'whole' root set or on a 'batch' of it.")] = None,
-    loss: Annotated[str | None, typer.Option(help="'sum' or 'mean' over a batch.")] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Rounds between two measurements (and checkpoints).")] = None,
-    model: Annotated[str | None, typer.Option(help="The network; see 'fltrust list models'.")] = None,
-    knowledge: Annotated[str | None, typer.Option(help="What the krum or trim attack sees: 'full' or 'partial' (its own clients).")] = None,
-    precision: Annotated[str | None, typer.Option(help="Of a GPU's products: float32, tf32 or float16 (about five times faster).")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
-    data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
+    knowledge: Annotated[str | None, typer.Option(help="'full' or 'partial': short for --set attack.knowledge=...")] = None,
+    plugin: Plugins = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:TARGET]", help="Also log to jsonl, tensorboard, mlflow or wandb. May be repeated; see 'list loggers'."),
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for the results (default: runs/KEY); an interrupted run there goes on.")
+        Path | None, typer.Option(help="Directory for the records (default: runs/KEY). An interrupted run resumes there.")
     ] = None,
 ) -> None:
-    """Run one experiment with the paper's settings, or yours; interrupted, it goes on where it stopped.
+    """Run one experiment. If interrupted, the same command resumes it.
 
     Examples:
 
     [bold]fltrust run --dataset mnist-5k --rule krum --attack trim[/bold]
 
-    [bold]fltrust run --dataset mnist-0.5 --rule fltrust --attack trim --device cuda[/bold]
+    [bold]fltrust run --dataset mnist-5k --rule krum --set rule.tolerate=6 --attack trim --set attack.knowledge=partial[/bold]
 
-    [bold]fltrust run experiment.toml --seed 3 --out runs/third[/bold]
+    [bold]fltrust run experiment.toml --seed 3 --out runs/third --log tensorboard[/bold]
+
+    [bold]fltrust run --plugin my_rules.py --rule mine --dataset mnist-5k --log jsonl:mine.jsonl[/bold]
     """
     from fltrust.cli.run import run_one
 
-    given: dict[str, Any] = {
-        "dataset": dataset,
-        "rule": rule,
-        "attack": attack,
-        "rounds": rounds,
-        "seed": seed,
-        "num_clients": clients,
-        "malicious": malicious,
-        "clients_per_round": clients_per_round,
-        "local_steps": local_steps,
-        "batch_size": batch_size,
-        "local_lr": local_lr,
-        "global_lr": global_lr,
-        "bias": bias,
-        "root_size": root_size,
-        "root_bias": root_bias,
-        "root_batch": root_batch,
-        "loss": loss,
-        "evaluate_every": evaluate_every,
-        "model": model,
-        "precision": precision,
-    }
     run_one(
         config,
-        {name: value for name, value in given.items() if value is not None},
-        knowledge=knowledge,
+        given,
+        settings=[*(settings or []), *([] if knowledge is None else [f"attack.knowledge={knowledge}"])],
+        plugins=plugin or [],
+        logs=log or [],
         device=device,
         data_dir=data_dir,
         out=out,
@@ -168,18 +161,20 @@ def reproduce(
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given several times.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Only this rule; may be given several times.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Device = "auto",
     precision: Annotated[
         str | None,
         typer.Option(
-            help="Of a GPU's products: float32, tf32 or float16 (about five times faster). If given, only runs as exact count as done."
+            help="Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster). "
+            "If given, runs of lower precision are run again."
         ),
     ] = None,
     jobs: Annotated[
         int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU. With --ray: on each GPU.")
     ] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where the data files lie (default: $FLTRUST_DATA, or the user's cache).")] = None,
+    data_dir: DataDir = None,
+    plugin: Plugins = None,
     out: Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")] = Path("results"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say how many runs there are, how long they might take, what data is missing.")
@@ -208,6 +203,7 @@ def reproduce(
         jobs=jobs,
         ray=ray,
         data_dir=data_dir,
+        plugins=plugin or [],
         out=out,
         dry_run=dry_run,
     )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fltrust.errors import InputError
 from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
-from fltrust.store.directory import read_json, read_records
+from fltrust.store.records import Run, read_run, shares_of
 
 # A node has changed if its share of rounds used in the later half differs so much from the earlier half's; or its trust does, and by so
 # much more than the other nodes': all honest nodes' trust falls while the model learns.
@@ -85,7 +85,8 @@ def show(path: Path) -> None:
     if not screen.is_terminal:
         screen = Console(width=200)  # a pipe has no width: nothing is cut
     try:
-        experiment, records = _declared(path), read_records(path)
+        run = _read(path)
+        experiment, records = run.declared, run.records
         nodes = _nodes(path, records, by_trust=_by_trust(experiment))
     except RecursionError as problem:
         raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
@@ -98,13 +99,10 @@ def show(path: Path) -> None:
 # ---------------------------------------------------------------- reading: nothing that stands in a file is taken for granted
 
 
-def _declared(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Run:
     if not (path / "records.jsonl").is_file():
         raise InputError(f"{path} holds no records.jsonl: it is no run directory, or no round is finished yet")
-    experiment = read_json(path / "experiment.json").get("experiment")
-    if not isinstance(experiment, dict):
-        raise InputError(f"{path / 'experiment.json'} holds no experiment")
-    return experiment
+    return read_run(path)
 
 
 def _rule_name(experiment: dict[str, Any]) -> str:
@@ -144,7 +142,7 @@ def _nodes(path: Path, records: list[dict[str, Any]], *, by_trust: bool) -> dict
 def _entries(path: Path, record: dict[str, Any], *, by_trust: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
     """Each client's number, trust, share, verdict and reason; a simulation has no verdicts, so they follow from trust and share."""
     clients = record.get("clients") or []
-    columns = {name: record.get(name) for name in ("clients", "trust", "weight", "verdict", "reason")}
+    columns = {name: record.get(name) for name in ("clients", "trust", "verdict", "reason")} | {"shares": shares_of(record)}
     for name, column in columns.items():
         if column is not None and not (isinstance(column, list) and len(column) == len(clients)):
             raise InputError(
@@ -153,7 +151,7 @@ def _entries(path: Path, record: dict[str, Any], *, by_trust: bool) -> Iterator[
     for i, client in enumerate(clients):
         if not isinstance(client, int):
             raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (a client is no number)")
-        trust, share = (_number(columns[name][i]) if columns[name] else None for name in ("trust", "weight"))  # type: ignore[index]
+        trust, share = (_number(columns[name][i]) if columns[name] else None for name in ("trust", "shares"))  # type: ignore[index]
         verdict = columns["verdict"][i] if columns["verdict"] else _verdict(trust, share, by_trust=by_trust)
         if not isinstance(verdict, str) or verdict not in VERDICTS:
             raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (an unknown verdict)")

@@ -10,10 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fltrust.cli.run import chosen_device, trust_of
+from fltrust.cli.run import chosen_device
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.simulation import simulate
+from fltrust.running.loop import play
+from fltrust.running.sinks import Sink, trust_of
 from fltrust.tasks.build import build_task
 
 RULES = {"fedavg": "FedAvg (plain average)", "fltrust": "FLTrust"}
@@ -43,17 +44,21 @@ def show(*, device: str, seed: int) -> None:
         f"FLTrust's server holds {first.root_size} clean examples; it trusts a client as far as its update points the same way.\n",
         highlight=False,
     )
-    seen: dict[tuple[str, str], Record] = {}
+    seen: dict[tuple[str, str], Record] = {}  # the last that was evaluated
     rounds: dict[tuple[str, str], int] = {}
     began = time.monotonic()
     with Live(console=screen, auto_refresh=False, transient=True) as live:
-        for name, run in runs.items():
-            for record in simulate(run, build_task(run, device=device)):
+
+        class Shown(Sink):
+            def record(self, record: Record) -> None:
                 rounds[name] = record.round
-                if record.test_error is not None:
+                if record.evaluated:
                     seen[name] = record
                 if screen.is_terminal:
                     live.update(Group(_table(runs, seen, rounds), Text(f"{time.monotonic() - began:.0f} s")), refresh=True)
+
+        for name, run in runs.items():
+            play(run, build_task(run, device=device), [Shown()])
             if not screen.is_terminal:
                 error = seen[name].test_error
                 screen.print(f"{RULES[name[0]]}, {ATTACKS[name[1]]}: test error {error:.3f}", highlight=False)

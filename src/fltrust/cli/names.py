@@ -1,14 +1,19 @@
 """`fltrust list`: the names and what stands behind them."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
-from fltrust.registry import ATTACKS, DATASETS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS
+from fltrust.registry import ATTACKS, DATASETS, LOGGERS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, load_plugin
 
-REGISTRIES = {registry.plural: registry for registry in (RULES, ATTACKS, DATASETS, MODELS, SPLITS, METRICS, OPTIMISERS)}
+REGISTRIES = {registry.plural: registry for registry in (RULES, ATTACKS, DATASETS, MODELS, SPLITS, METRICS, OPTIMISERS, LOGGERS)}
 
 
-def show(what: str) -> None:
+def show(what: str, plugins: Sequence[Path] = ()) -> None:
+    for plugin in plugins:
+        load_plugin(plugin)
     registry = REGISTRIES[what]
     table = Table("name", "what it is", box=None, header_style="bold")
     for name in registry:

@@ -1,7 +1,7 @@
 """`fltrust reproduce`: the paper's tables and figures, run where they have not been, each number beside the paper's."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import cast, get_args
@@ -13,17 +13,19 @@ from rich.table import Table
 
 from fltrust import datasets
 from fltrust.attacks import ATTACKS
-from fltrust.cli.run import chosen_device, describe
+from fltrust.cli.run import chosen_device
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.paper import EXHIBITS, Cell, Exhibit
 from fltrust.paper.exhibit import DATASETS
-from fltrust.registry import known
+from fltrust.paper.plan import estimate, plan
+from fltrust.registry import known, load_plugin
 from fltrust.report.words import duration
 from fltrust.rules import RULES
-from fltrust.running.pool import Event, Finished, Reached, estimate, execute, forget, plan
+from fltrust.running.pool import Event, Finished, Reached, execute, forget
+from fltrust.running.sinks import describe
 from fltrust.store import results
-from fltrust.store.directory import hardware, lock
+from fltrust.store.files import hardware, lock
 from fltrust.store.results import Result, Results
 
 WORK = ".unfinished"  # in the folder of the results: what an interrupted run goes on from
@@ -41,9 +43,12 @@ def reproduce(
     jobs: int,
     ray: str | None,
     data_dir: str | None,
+    plugins: Sequence[Path] = (),
     out: Path,
     dry_run: bool,
 ) -> None:
+    for plugin in plugins:
+        load_plugin(plugin)
     for what, given, registry in (
         ("table or figure", names, EXHIBITS),
         ("dataset", only_datasets, DATASETS),
@@ -93,7 +98,7 @@ def reproduce(
             if answered(run):  # its result was written, but the program killed before it could tidy up
                 forget(run, work)
         if left:
-            _do(screen, left, lacking, exhibits, out, device=device, jobs=jobs, ray=ray, data_dir=data_dir)
+            _do(screen, left, lacking, exhibits, out, device=device, jobs=jobs, ray=ray, data_dir=data_dir, plugins=plugins)
 
 
 def _do(
@@ -107,15 +112,16 @@ def _do(
     jobs: int,
     ray: str | None,
     data_dir: str | None,
+    plugins: Sequence[Path],
 ) -> None:
     work = out / WORK
     possible = [run for run in left if run.dataset not in lacking]
     if ray is None:
-        events = execute(possible, work, jobs=jobs, device=chosen_device(device, left[0].precision), data_dir=data_dir)
+        events = execute(possible, work, jobs=jobs, device=chosen_device(device, left[0].precision), data_dir=data_dir, plugins=plugins)
     else:
         from fltrust.running import cluster
 
-        events = cluster.execute(possible, ray, device=device, jobs=jobs, data_dir=data_dir)
+        events = cluster.execute(possible, ray, device=device, jobs=jobs, data_dir=data_dir, plugins=plugins)
     failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}
     failed |= _follow(screen, events, possible, exhibits, out, work)
     if failed:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fltrust.datasets import own
 from fltrust.datasets.ch_mnist import CH_MNIST
 from fltrust.datasets.cifar10 import CIFAR_10
 from fltrust.datasets.dataset import Dataset, Download, Examples, Profile
@@ -23,7 +24,6 @@ from fltrust.datasets.har import HAR
 from fltrust.datasets.letter import LETTER
 from fltrust.datasets.mnist import FASHION_MNIST, MNIST
 from fltrust.datasets.mnist_5k import MNIST_5K
-from fltrust.datasets.own import profile_of
 from fltrust.datasets.reading import DamagedError, unpack
 from fltrust.datasets.shakespeare import SHAKESPEARE
 from fltrust.errors import InputError
@@ -45,7 +45,6 @@ __all__ = [
     "load",
     "locate",
     "missing",
-    "profile_of",
 ]
 
 FAMILIES: dict[str, Dataset] = {
@@ -58,9 +57,12 @@ for _dataset in FAMILIES.values():
         DATASETS.register(_name, label=_profile.label, reference=_dataset.cite)(replace(_profile, family=_dataset.name))
 
 
+DATASETS.finder = own.find
+
+
 def examples_of(name: str, data_dir: str | Path | None = None) -> Examples:
     """The examples of an experiment's data set: a registered one, or a user's own (see `own.py`)."""
-    profile = profile_of(name)
+    profile: Profile = DATASETS.entry(name).kind
     return load(profile.family, data_dir) if profile.load is None else profile.load(None if data_dir is None else str(data_dir))
 
 

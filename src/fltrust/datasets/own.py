@@ -34,24 +34,18 @@ from fltrust.codec import built, read_toml
 from fltrust.datasets.dataset import Examples, Profile
 from fltrust.datasets.reading import DamagedError
 from fltrust.errors import InputError
-from fltrust.registry import DATASETS, OBJECTIVES, load_plugin, where_in
+from fltrust.registry import OBJECTIVES, load_plugin, where_in
 
 SETTINGS = "task.toml"
 MOST_CLASSES = 1_000_000  # a model of more outputs is a mistake
 ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
-def profile_of(name: str) -> Profile:
-    """The usual experiment on a data set: a registered one, or a user's own by its file and function, or by its folder.
-
-    >>> profile_of("mnist-0.5").settings["num_clients"]
-    100
-    """
-    if not isinstance(name, str) or name in DATASETS:
-        return _registered(name)
+def find(name: str) -> Profile | None:
+    """The usual experiment on a user's own data, by its file and function or by its folder; None for a name that is neither."""
     file, colon, function = name.rpartition(":")
     if not ("/" in name or ".py" in name or Path(name).is_dir()):
-        return _registered(name)
+        return None
     if colon and file.endswith(".py"):
         examples = _built(Path(file).resolve(), function)
         return _profile(name, examples.settings, examples.owners is not None, lambda data_dir: examples)
@@ -60,11 +54,6 @@ def profile_of(name: str) -> Profile:
         chosen: dict[str, Any] = {part: settings.pop(part) for part in ("objective", "num_classes") if part in settings}
         return _profile(name, settings, (Path(name) / "owners.npy").exists(), partial(_load_folder, Path(name), chosen))
     raise InputError(f"no task {name}: it must be a folder with a {SETTINGS}, or a file and its function, my_task.py:build")
-
-
-def _registered(name: str) -> Profile:
-    profile: Profile = DATASETS.entry(name).kind
-    return profile
 
 
 def _profile(name: str, settings: Mapping[str, Any], by_owner: bool, load: Any) -> Profile:

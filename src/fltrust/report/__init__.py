@@ -4,14 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from fltrust.errors import InputError
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.report.agreement import Judged, judge
 from fltrust.report.layout import side_by_side
 from fltrust.store import results
-from fltrust.store.directory import replace
-from fltrust.store.results import Result, Results
+from fltrust.store.files import replace
+from fltrust.store.results import Curves, Result, Results
+
+Shown = TypeVar("Shown", bound=Curves)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ def build(sources: Sequence[Path], out: Path) -> Report:
         if not inside:
             raise InputError(f"{source} is no run directory and holds none: name run directories only, or one folder of results")
     single = [_sound(results.distil(run), run) for run in {run.resolve(): run for inside in runs.values() for run in inside}.values()]
-    finished = Results(one for one in single if one.run.dataset != results.FEDERATION and one.rounds[-1] == one.run.rounds)
+    finished = Results(one for one in single if isinstance(one, Result) and one.rounds[-1] == one.run.rounds)
     compared = {exhibit: judge(exhibit, finished) for exhibit in side_by_side(finished)} if len(finished.all()) > 1 else {}
     return Report(_write(_files(page.runs_page(single, compared), compared, finished), out), {})
 
@@ -79,7 +82,7 @@ def _read(folder: Path) -> Results:
     return found
 
 
-def _sound(result: Result, source: Path) -> Result:
+def _sound(result: Shown, source: Path) -> Shown:
     """The result, if its numbers are numbers: a picture of anything else would be wrong."""
     shares = [*result.train_error, *result.test_error, *(result.success or ())]
     if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in shares):

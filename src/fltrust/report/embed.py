@@ -6,11 +6,12 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fltrust.experiment import Experiment
 from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.words import sentences, title
-from fltrust.store.results import FEDERATION, Result
+from fltrust.store.results import Curves, Federation
 
 
 class Embedded:
@@ -21,14 +22,14 @@ class Embedded:
         self._places: dict[int, int] = {}
         self._opened: dict[tuple[str, Cell], int] = {}
 
-    def place_of(self, result: Result) -> int:
+    def place_of(self, result: Curves) -> int:
         """Where a run stands among those of the page."""
         if id(result) not in self._places:  # two federations may have one key
             self._places[id(result)] = len(self.runs)
             self.runs.append(_packed(result))
         return self._places[id(result)]
 
-    def open(self, heading: str, says: Sequence[str], results: Iterable[Result], command: str = "") -> int:
+    def open(self, heading: str, says: Sequence[str], results: Iterable[Curves], command: str = "") -> int:
         """Something to click on, and what its panel will show."""
         self.cells.append({"title": heading, "says": list(says), "runs": [self.place_of(one) for one in results], "again": command})
         return len(self.cells) - 1
@@ -48,16 +49,14 @@ class Embedded:
         return base64.b64encode(zlib.compress(json.dumps(content, separators=(",", ":"), allow_nan=False).encode(), 9)).decode()
 
 
-def _packed(result: Result) -> dict[str, Any]:
-    run = result.run
+def _packed(result: Curves) -> dict[str, Any]:
     trust = bytes(255 if value is None else round(250 * min(value, 1.0)) for row in result.trust for value in row)
     return {
-        "seed": run.seed,
-        "clients": run.num_clients,
-        "malicious": run.malicious,
-        "others": "nodes" if run.dataset == FEDERATION else "honest",  # who is honest in a federation nobody knows
-        "idle": run.attack.idle,  # the malicious clients do as they should
-        "of": run.rounds,
+        "key": result.run.key,
+        "seed": result.run.seed,
+        "clients": result.run.num_clients,
+        "of": result.run.rounds,
+        **_declared(result.run),
         "rounds": result.rounds,
         "train": _short(result.train_error),
         "test": _short(result.test_error),
@@ -65,13 +64,22 @@ def _packed(result: Result) -> dict[str, Any]:
         "trustRounds": result.trust_rounds,
         "trust": base64.b64encode(trust).decode(),
         "seconds": result.seconds,
-        "arithmetic": run.precision,
         "hardware": str(result.about["hardware"]),
         "versions": _listed(result.about["versions"]),
         "files": _listed(result.about["files"]),
         "warnings": _listed(result.about["warnings"]),
-        "key": run.key,
-        "command": "" if run.dataset == FEDERATION else run_command(run),
+    }
+
+
+def _declared(run: Experiment | Federation) -> dict[str, Any]:
+    if isinstance(run, Federation):  # nobody knows who is honest there
+        return {"malicious": 0, "others": "nodes", "idle": True, "arithmetic": "float32", "command": ""}
+    return {
+        "malicious": run.malicious,
+        "others": "honest",
+        "idle": run.attack.idle,  # the malicious clients do as they should
+        "arithmetic": run.precision,
+        "command": run_command(run),
     }
 
 

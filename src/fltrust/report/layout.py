@@ -88,4 +88,4 @@ def _with_parameters(run: Experiment, part: str) -> str:
 def _particular(run: Experiment, runs: Iterable[Experiment]) -> str:
     """In what else a run differs from the paper's, where not all runs on its data set do."""
     others = [other.to_dict() for other in runs if other.dataset == run.dataset]
-    return "".join(f", {field} {value}" for field, value in changes(run).items() if any(other[field] != value for other in others))
+    return "".join(f", {field} {value}" for field, value in changes(run).items() if any(other.get(field) != value for other in others))

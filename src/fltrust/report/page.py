@@ -20,7 +20,7 @@ from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag, text_of
 from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
 from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
-from fltrust.store.results import FEDERATION, Result, Results, first_seed
+from fltrust.store.results import Curves, Federation, Result, Results, first_seed
 from fltrust.version import __version__
 
 EXACT = ATTACK_NAMES["optimal-adaptive"]
@@ -45,17 +45,17 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results) -> 
     return _html("FLTrust, reproduced", header, sections, embedded)
 
 
-def runs_page(results: Sequence[Result], judged: dict[Exhibit, list[Judged]]) -> str:
+def runs_page(results: Sequence[Curves], judged: dict[Exhibit, list[Judged]]) -> str:
     """A page of a few runs, side by side and each with its pictures in full."""
     embedded = Embedded()
-    found = Results(results)
+    found = Results(one for one in results if isinstance(one, Result))
     sections = [(exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, found)) for exhibit, cells in judged.items()]
     if len(results) > 1:
         sections.append(("all", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
     for place, one in enumerate(results):
         number = embedded.open(name(one), [_state(one)], (one,))
-        federation = one.run.dataset == FEDERATION
-        short = name(one) if federation else f"{RULES.name_of(one.run.rule)}, {ATTACKS.name_of(one.run.attack)}, seed {one.run.seed}"
+        run = one.run
+        short = name(one) if isinstance(run, Federation) else f"{RULES.name_of(run.rule)}, {ATTACKS.name_of(run.attack)}, seed {run.seed}"
         sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), tag("div", data_shown=number))))
     header = tag(
         "header",
@@ -65,7 +65,7 @@ def runs_page(results: Sequence[Result], judged: dict[Exhibit, list[Judged]]) ->
     return _html("FLTrust runs", header, sections, embedded)
 
 
-def _state(result: Result) -> str:
+def _state(result: Curves) -> str:
     last, whole = result.rounds[-1], result.run.rounds
     success = "" if result.final_success is None else f", backdoor success {result.final_success:.3f}"
     unfinished = "" if last == whole else f" This run is not finished: it will have {plural(whole, 'round')}."

@@ -8,40 +8,27 @@ from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
+from fltrust.options import PARTS, words
 from fltrust.paper import Cell, Exhibit
-from fltrust.registry import ATTACKS, RULES
+from fltrust.registry import ATTACKS, DATASETS, RULES
 from fltrust.store.results import Result
-
-# Fields of an experiment that `fltrust run` takes as options; the others need a TOML file.
-OPTIONS = {
-    "rounds": "--rounds",
-    "seed": "--seed",
-    "num_clients": "--clients",
-    "malicious": "--malicious",
-    "clients_per_round": "--clients-per-round",
-    "local_steps": "--local-steps",
-    "batch_size": "--batch-size",
-    "local_lr": "--local-lr",
-    "global_lr": "--global-lr",
-    "bias": "--bias",
-    "root_size": "--root-size",
-    "root_bias": "--root-bias",
-    "root_batch": "--root-batch",
-    "loss": "--loss",
-    "evaluate_every": "--evaluate-every",
-    "model": "--model",
-    "precision": "--precision",
-}
 
 
 def run_command(run: Experiment) -> str:
     """`fltrust run ...`; where options do not say all, a TOML file comes first."""
+    try:
+        return _command(run)
+    except InputError:
+        return "# a plug-in made this run, and it is not loaded here: the run's own files declare it"
+
+
+def _command(run: Experiment) -> str:
     rule, attack = RULES.name_of(run.rule), ATTACKS.name_of(run.attack)
     changed = changes(run)
-    options = {field: value for field, value in changed.items() if field in OPTIONS and value is not None}
+    options = {field: value for field, value in changed.items() if field not in PARTS and value is not None}
     if named(run, options) == run:
         command = ["fltrust", "run", "--dataset", run.dataset, "--rule", rule, "--attack", attack]
-        return shlex.join(command + [word for field, value in options.items() for word in (OPTIONS[field], str(value))])
+        return shlex.join(command + [word for field, value in options.items() for word in words(field, value)])
     declared, plain = run.to_dict(), named(run, changed)
     parts = {
         part: name if plain is not None and declared[part] == plain.to_dict()[part] else declared[part]
@@ -66,12 +53,14 @@ def named(run: Experiment, fields: Mapping[str, Any]) -> Experiment | None:
 def changes(run: Experiment) -> dict[str, Any]:
     """The fields that differ from the paper's experiment."""
     ours = run.to_dict()
+    if run.dataset not in DATASETS:  # a plug-in's, which is not loaded: nothing is usual there
+        return {field: value for field, value in ours.items() if field not in ("dataset", "rule", "attack")}
     changed: dict[str, Any] = {}
     for field in ("num_clients", "malicious", "clients_per_round"):  # first, since each decides the default of the next
         if Experiment.on(run.dataset, run.rule, run.attack, **changed).to_dict()[field] != ours[field]:
             changed[field] = ours[field]
     paper = Experiment.on(run.dataset, run.rule, run.attack, **changed).to_dict()
-    return changed | {field: value for field, value in ours.items() if field not in ("rule", "attack") and value != paper[field]}
+    return changed | {field: value for field, value in ours.items() if field not in ("rule", "attack") and value != paper.get(field)}
 
 
 def _toml(value: Any) -> str:

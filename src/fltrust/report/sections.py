@@ -13,7 +13,7 @@ from fltrust.report.layout import Grid, better_listed, grids
 from fltrust.report.looks import look_of
 from fltrust.report.markup import tag
 from fltrust.report.words import mark, name, plural, printed, seeds, signed, with_unit
-from fltrust.store.results import Result, Results
+from fltrust.store.results import Curves, Federation, Result, Results
 
 
 def trust_section(embedded: Embedded, shown: dict[str, list[tuple[str, Result]]]) -> Element:
@@ -234,12 +234,13 @@ def arithmetic_section(embedded: Embedded, pairs: Sequence[tuple[Result, Result]
     return tag("section", tag("h2", "Arithmetic"), tag("p", said, class_="claim"), _table("Arithmetic", head, rows))
 
 
-def _figures(result: Result) -> Element:
+def _figures(result: Curves) -> Element:
     success = "" if result.final_success is None else f"backdoor {result.final_success:.3f}, "
-    return tag("td", tag("b", f"{result.error:.3f}"), tag("small", success + result.run.precision), class_="change", data_sort=result.error)
+    arithmetic = "" if isinstance(result.run, Federation) else result.run.precision
+    return tag("td", tag("b", f"{result.error:.3f}"), tag("small", success + arithmetic), class_="change", data_sort=result.error)
 
 
-def run_list(embedded: Embedded, heading: str, said: str, results: Sequence[Result]) -> Element:
+def run_list(embedded: Embedded, heading: str, said: str, results: Sequence[Curves]) -> Element:
     head = [_sorter("run", left=True), _sorter("error"), _sorter("seconds"), tag("th", "hardware", scope="col", class_="left")]
     rows = []
     for place, one in enumerate(results):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fltrust.paper import Cell, Exhibit
 from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import Judged, Number
-from fltrust.store.results import FEDERATION, Result
+from fltrust.store.results import Curves, Federation, Result
 
 MARKS = {"agrees": "✓", "only by spread": "≈", "differs": "≠", "no number": "·", "not run": ""}
 
@@ -50,10 +50,10 @@ def seeds(counts: Iterable[int]) -> str:
     return "n = " + ", ".join(f"{many} ({plural(cells, 'cell')})" for many, cells in kinds) + " seeds"
 
 
-def name(result: Result) -> str:
+def name(result: Curves) -> str:
     """Of a run that is not in a table."""
     run = result.run
-    if run.dataset == FEDERATION:
+    if isinstance(run, Federation):
         return f"federation of {plural(run.num_clients, 'node')}, {RULES.name_of(run.rule)}"
     who = f"{run.malicious} of {run.num_clients} malicious"
     return f"{run.dataset}, {RULES.name_of(run.rule)}, attack {ATTACKS.name_of(run.attack)}, {who}, seed {run.seed}"

@@ -3,25 +3,29 @@
 A run whose worker or machine dies is begun again elsewhere, and goes on from its last checkpoint if that is on the same machine.
 """
 
+import functools
 import json
 import logging
 import os
 import socket
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
+from fltrust.registry import load_plugin
 from fltrust.running.pool import Event, Failed, Finished, forget, run_to_result
 from fltrust.store.results import from_json, to_json
 
 RETRIES = 3  # of a run whose worker died
 
 
-def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: int, data_dir: str | None = None) -> Iterator[Event]:
+def execute(
+    runs: Collection[Experiment], address: str, *, device: str, jobs: int, data_dir: str | None = None, plugins: Sequence[Path] = ()
+) -> Iterator[Event]:
     """Does the runs wherever there is room: `jobs` at a time on each GPU, or one on each core. Yields each as it ends."""
     try:
         ray: Any = import_module("ray")  # its types change from version to version
@@ -43,7 +47,8 @@ def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: in
             raise InputError("a precision other than float32 is for a GPU, and these runs would be on CPUs")
         room = {"num_cpus": 1, "num_gpus": 1 / jobs if on_gpu else 0}
         task = ray.remote(max_retries=RETRIES, **room)(_run)
-        left = {task.remote(run.to_dict(), "cuda" if on_gpu else "cpu", data_dir): run for run in runs}
+        sources = [(plugin.name, plugin.read_bytes()) for plugin in plugins]  # the other machines do not have these files
+        left = {task.remote(run.to_dict(), "cuda" if on_gpu else "cpu", data_dir, sources): run for run in runs}
         while left:
             (first, *_), _ = ray.wait(list(left), num_returns=1)
             run = left.pop(first)
@@ -59,11 +64,23 @@ def execute(runs: Collection[Experiment], address: str, *, device: str, jobs: in
         ray.shutdown()
 
 
-def _run(experiment: dict[str, Any], device: str, data_dir: str | None) -> dict[str, str]:
-    run, work = from_dict(experiment), Path(tempfile.gettempdir()) / f"fltrust-unfinished-{os.getuid()}"
+def _run(experiment: dict[str, Any], device: str, data_dir: str | None, plugins: Sequence[tuple[str, bytes]] = ()) -> dict[str, str]:
+    work = Path(tempfile.gettempdir()) / f"fltrust-unfinished-{os.getuid()}"
     try:
+        for name, source in plugins:
+            _load(name, source)
+        run = from_dict(experiment)
         result = run_to_result(run, work, device=device, data_dir=data_dir)
     except Exception as problem:  # whatever it is, it is this run's alone, and would happen again
         return {"failed": str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}"}
     forget(run, work)
     return {"result": to_json(result)}
+
+
+@functools.cache  # a worker does many runs
+def _load(name: str, source: bytes) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="fltrust-plugin-")  # nobody else can write there; it goes with the worker
+    path = Path(folder.name) / name
+    path.write_bytes(source)
+    load_plugin(path)
+    return folder

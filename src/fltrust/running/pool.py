@@ -1,4 +1,4 @@
-"""Many runs: which there are, and worker processes that do them. A run that fails or is killed costs nothing but itself.
+"""Many runs: worker processes that do them. A run that fails or is killed costs nothing but itself.
 
 `execute` yields what happens, as it happens; `cluster.execute` does the same on many machines.
 """
@@ -10,22 +10,20 @@ import multiprocessing
 import os
 import shutil
 import signal
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from fltrust import datasets
-from fltrust.attacks import ATTACKS
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, Precision
-from fltrust.paper import Exhibit
-from fltrust.rules import RULES
-from fltrust.simulation import simulate
-from fltrust.store.directory import RunDirectory
-from fltrust.store.results import Result, Results, distil
+from fltrust.experiment import Experiment
+from fltrust.record import Record
+from fltrust.registry import load_plugin
+from fltrust.running.loop import play
+from fltrust.running.sinks import Sink
+from fltrust.store.results import Result, distil
 from fltrust.tasks.build import build_task
 from fltrust.threads import cores
 
@@ -53,39 +51,6 @@ class Failed:
 Event = Reached | Finished | Failed
 
 
-def plan(
-    exhibits: Iterable[Exhibit],
-    *,
-    seeds: int,
-    precision: Precision = "float32",
-    only_datasets: Collection[str] = (),
-    only_attacks: Collection[str] = (),
-    only_rules: Collection[str] = (),
-) -> list[Experiment]:
-    """The runs of tables and figures, each once, all with the first seed before any with the second."""
-
-    def wanted(run: Experiment) -> bool:
-        named = ((run.dataset, only_datasets), (ATTACKS.name_of(run.attack), only_attacks), (RULES.name_of(run.rule), only_rules))
-        return all(not only or name in only for name, only in named)
-
-    first = {cell.run.key: cell.run for exhibit in exhibits for cell in exhibit.cells if wanted(cell.run)}
-    return [dataclasses.replace(run, seed=seed, precision=precision) for seed in range(seeds) for run in first.values()]
-
-
-def estimate(runs: Iterable[Experiment], known: Results, hardware: str) -> tuple[float, int]:
-    """Seconds that the runs would take one after the other, judged by runs on the same data and hardware, and how many cannot be judged."""
-    took: dict[tuple[str, str], list[float]] = {}
-    for result in known.all():
-        if result.seconds is not None and result.about["hardware"] == hardware:
-            took.setdefault((result.run.dataset, result.run.precision), []).append(result.seconds / result.run.rounds)
-    total, unknown = 0.0, 0
-    for run in runs:
-        alike = took.get((run.dataset, run.precision))
-        total += statistics.fmean(alike) * run.rounds if alike else 0.0
-        unknown += not alike
-    return total, unknown
-
-
 def run_to_result(
     run: Experiment,
     work: Path,
@@ -93,28 +58,23 @@ def run_to_result(
     device: str,
     data_dir: str | None = None,
     load: Callable[[str, str | None], datasets.Examples] = datasets.examples_of,
-    reached: Callable[[int], None] = lambda _: None,
+    sinks: Collection[Sink] = (),
 ) -> Result:
-    """Does a run in `work`/KEY, or goes on with it there, and leaves nothing behind but what it returns."""
-    began = saved = time.monotonic()
+    """Does a run in `work`/KEY, or resumes it there."""
+    began = time.monotonic()
     task = build_task(run, device=device, data_dir=data_dir, load=load)
-    with RunDirectory(work / run.key, run, task) as directory:
-        after, state = directory.resume()
-        unsaved = []
-        for record in simulate(run, task, after=after, state=state):
-            if record.weights is not None:
-                unsaved.append(record)
-                if record.round == run.rounds or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
-                    directory.save(*unsaved)
-                    unsaved, saved = [], time.monotonic()
-                reached(record.round)
-        return distil(directory.path, None if after else time.monotonic() - began)
+    after = play(run, task, tuple(sinks), path=work / run.key, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
+    result = distil(work / run.key, None if after else time.monotonic() - began)
+    assert isinstance(result, Result)
+    return result
 
 
-def execute(runs: Collection[Experiment], work: Path, *, jobs: int, device: str, data_dir: str | None = None) -> Iterator[Event]:
+def execute(
+    runs: Collection[Experiment], work: Path, *, jobs: int, device: str, data_dir: str | None = None, plugins: Sequence[Path] = ()
+) -> Iterator[Event]:
     """Does the runs in `jobs` processes that share the cores (and the GPU). Whoever takes a result should write it before going on."""
     waiting = deque(runs)
-    crew = [_Worker(place, jobs, work, device, data_dir) for place in range(min(jobs, len(runs)))]
+    crew = [_Worker(place, jobs, work, device, data_dir, plugins) for place in range(min(jobs, len(runs)))]
     try:
         while True:
             for worker in crew:
@@ -134,8 +94,8 @@ def execute(runs: Collection[Experiment], work: Path, *, jobs: int, device: str,
 class _Worker:
     """A process that does one run after the other; one that dies, or whose run failed, is replaced."""
 
-    def __init__(self, place: int, jobs: int, work: Path, device: str, data_dir: str | None) -> None:
-        self._arguments = (place, jobs, work, device, data_dir)
+    def __init__(self, place: int, jobs: int, work: Path, device: str, data_dir: str | None, plugins: Sequence[Path]) -> None:
+        self._arguments = (place, jobs, work, device, data_dir, plugins)
         self.run: Experiment | None = None
         self._start()
 
@@ -173,13 +133,15 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, data_dir: str | None) -> None:
+def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, data_dir: str | None, plugins: Sequence[Path]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever pressed Ctrl-C meant the program, and it ends us
     if hasattr(os, "sched_setaffinity"):
         own = sorted(os.sched_getaffinity(0))[place::jobs]
         if own:
             os.sched_setaffinity(0, own)
             cores.cache_clear()
+    for plugin in plugins:  # before an experiment arrives that is made of what they define
+        load_plugin(plugin)
     load = functools.lru_cache(maxsize=1)(datasets.examples_of)
     while True:
         try:
@@ -189,11 +151,25 @@ def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, dat
         pipe.send(_done(run, work, device, data_dir, load, pipe))
 
 
+class _News(Sink):
+    """Says through the pipe how far a run is."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def start(self, run: Experiment, after: int, path: Path | None) -> None:
+        self._run = run
+
+    def record(self, record: Record) -> None:
+        if record.evaluated:
+            self._pipe.send(Reached(self._run, record.round))
+
+
 def _done(
     run: Experiment, work: Path, device: str, data_dir: str | None, load: Callable[[str, str | None], datasets.Examples], pipe: Connection
 ) -> Event:
     try:
-        result = run_to_result(run, work, device=device, data_dir=data_dir, load=load, reached=lambda t: pipe.send(Reached(run, t)))
+        result = run_to_result(run, work, device=device, data_dir=data_dir, load=load, sinks=[_News(pipe)])
     except InputError as problem:
         return Failed(run, str(problem))
     except Exception as problem:  # whatever it is, it is this run's alone

@@ -8,35 +8,49 @@ import base64
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fltrust.attacks import ATTACKS
+from fltrust.codec import built_or_absent
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_declaration, from_dict
-from fltrust.rules import RULES
-from fltrust.store.directory import read_json, read_records, replace
+from fltrust.experiment import Experiment, from_declaration
+from fltrust.registry import Absent
+from fltrust.rules import RULES, Rule
+from fltrust.store.files import read_json, replace
+from fltrust.store.records import ABOUT, Run, read_run
 
 TRUST_POINTS = 20  # evaluated rounds whose trust is kept
 _STEPS = 250  # a trust is one byte, in steps of 1/250; 255 is a client that was not there
 _ABSENT = 255
-FEDERATION = "federation"  # the data set of a run on Flower: its nodes'
 
 
 @dataclass(frozen=True)
-class Result:
-    """A finished run."""
+class Federation:
+    """What a run on Flower declares. Its data are the nodes' own, and nobody knows which of them are malicious."""
 
-    run: Experiment
+    key: str
+    rule: Rule
+    seed: int
+    num_clients: int  # nodes that were asked at least once
+    rounds: int  # so far
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What remains of a run, of a simulation (then it is a `Result`) or of a federation."""
+
+    run: Experiment | Federation
     about: Mapping[str, Any]  # files, warnings, versions, hardware
-    seconds: float | None  # None for a run that was interrupted and went on
+    seconds: float | None  # None for a run that was interrupted and resumed
     rounds: tuple[int, ...]  # those that were evaluated
     train_error: tuple[float, ...]  # empty for a federation
     test_error: tuple[float, ...]
     success: tuple[float, ...] | None  # of a backdoor
     trust_rounds: tuple[int, ...] = ()
     trust: tuple[tuple[float | None, ...], ...] = ()  # a row per trust round: each client's, the malicious first; None where absent
+    metrics: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the other metrics by name: a value per evaluated round
 
     @property
     def error(self) -> float:
@@ -47,31 +61,38 @@ class Result:
         return None if self.success is None else self.success[-1]
 
 
+@dataclass(frozen=True)
+class Result(Curves):
+    """What remains of a simulation: what tables and figures are made of."""
+
+    run: Experiment
+    declared: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # the experiment as an earlier version wrote it
+
+
 def file_of(run: Experiment, folder: Path) -> Path:
     return folder / run.dataset / f"{RULES.name_of(run.rule)}-{ATTACKS.name_of(run.attack)}-{run.key}.json"
 
 
-def distil(directory: Path, seconds: float | None = None) -> Result:
+def distil(directory: Path, seconds: float | None = None) -> Curves:
     """The result of a run directory, finished or not."""
-    declaration = read_json(directory / "experiment.json")
-    records = [record for record in read_records(directory) if record.get("test_error") is not None]
+    run = read_run(directory)
+    records = [record for record in run.records if record.get("test_error") is not None]
     if not records:
         raise InputError(f"{directory} holds no evaluated round yet")
     try:
-        if declaration.get("kind") == FEDERATION:
-            return _of_federation(declaration, records)
-        return _of_simulation(_experiment(declaration, directory), declaration, records, seconds)
+        return _of_federation(run, records) if run.kind == "federation" else _of_simulation(run, records, seconds)
     except InputError:
         raise
     except (KeyError, IndexError, TypeError, ValueError) as problem:
         raise InputError(f"{directory} is damaged: {type(problem).__name__} {problem}") from problem
 
 
-def _of_simulation(run: Experiment, declaration: Mapping[str, Any], records: list[dict[str, Any]], seconds: float | None) -> Result:
+def _of_simulation(stored: Run, records: list[dict[str, Any]], seconds: float | None) -> Result:
+    run = _experiment(stored.declared, stored.path)
     kept = _thinned([record for record in records if record.get("cosine") is not None]) if run.rule.needs_root else []
     return Result(
         run=run,
-        about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
+        about=stored.about,
         seconds=seconds,
         rounds=tuple(record["round"] for record in records),
         train_error=tuple(record["train_error"] for record in records),
@@ -79,15 +100,18 @@ def _of_simulation(run: Experiment, declaration: Mapping[str, Any], records: lis
         success=None if records[-1]["success"] is None else tuple(record["success"] for record in records),
         trust_rounds=tuple(record["round"] for record in kept),
         trust=tuple(_by_client(record, run.num_clients) for record in kept),
+        metrics={name: tuple(record.get(name) for record in records) for name in run.metrics if name not in _COLUMNS},
     )
 
 
-def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]]) -> Result:
-    """Of a federation nobody knows who is malicious, and its server measures the test error alone. A rejected reply counts as trust 0."""
-    rule = from_dict({"rule": declaration["experiment"]["rule"]}).rule
+_COLUMNS = ("train_error", "test_error", "success")  # have a field of their own
+
+
+def _of_federation(stored: Run, records: list[dict[str, Any]]) -> Curves:
+    """The server measures the test error alone, and a rejected reply counts as trust 0."""
+    rule = built_or_absent(RULES, stored.declared["rule"])
     nodes = sorted({node for record in records for node in record["clients"]})
     place = {node: i for i, node in enumerate(nodes)}
-    rounds = tuple(record["round"] for record in records)
     kept = _thinned(records) if rule.needs_root else []
     trust = []
     for record in kept:
@@ -95,19 +119,10 @@ def _of_federation(declaration: Mapping[str, Any], records: list[dict[str, Any]]
         for node, scored, verdict in zip(record["clients"], record["trust"], record["verdict"], strict=True):
             row[place[node]] = 0.0 if verdict == "rejected" else None if scored is None else max(0.0, float(scored))
         trust.append(tuple(row))
-    run = Experiment(
-        dataset=FEDERATION,
-        model="",
-        rule=rule,
-        seed=int(declaration["experiment"]["seed"]),
-        rounds=rounds[-1],
-        num_clients=len(nodes),
-        clients_per_round=len(nodes),
-        malicious=0,
-    )
-    return Result(
-        run=run,
-        about={name: declaration.get(name) for name in ("files", "warnings", "versions", "hardware")},
+    rounds = tuple(record["round"] for record in records)
+    return Curves(
+        run=Federation(stored.key, rule, int(stored.declared["seed"]), len(nodes), rounds[-1]),
+        about=stored.about,
         seconds=None,
         rounds=rounds,
         train_error=(),
@@ -148,7 +163,7 @@ def to_json(result: Result) -> str:
         "success": None if result.final_success is None else round(result.final_success, 5),
         "seconds": None if result.seconds is None else round(result.seconds, 1),
         **result.about,
-        "experiment": result.run.to_dict(),
+        "experiment": _declaration(result),
         "rounds": list(result.rounds),
         "train_error_curve": short(result.train_error),
         "test_error_curve": short(result.test_error),
@@ -156,18 +171,21 @@ def to_json(result: Result) -> str:
         "trust_rounds": list(result.trust_rounds),
         "trust": [_packed(row) for row in result.trust],
     }
+    if result.metrics:
+        content["metrics"] = {name: _rounded(curve) for name, curve in result.metrics.items()}
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
     return "{\n" + lines + "\n}\n"
 
 
 def from_json(content: Mapping[str, Any], source: object) -> Result:
-    run = _experiment(content, source)
+    run = _experiment(content.get("experiment"), source)
     try:
-        if content["key"] != run.key:
+        if content["key"] != run.key and not _absent(run):  # a plug-in alone knows which parameters have their default
             raise InputError(f"its key is {content['key']!r}, its experiment's {run.key}")
         result = Result(
             run=run,
-            about={name: content[name] for name in ("files", "warnings", "versions", "hardware")},
+            declared=content["experiment"],
+            about={name: content[name] for name in ABOUT},
             seconds=content["seconds"],
             rounds=tuple(content["rounds"]),
             train_error=tuple(content["train_error_curve"]),
@@ -175,10 +193,11 @@ def from_json(content: Mapping[str, Any], source: object) -> Result:
             success=None if content["success_curve"] is None else tuple(content["success_curve"]),
             trust_rounds=tuple(content["trust_rounds"]),
             trust=tuple(_unpacked(row) for row in content["trust"]),
+            metrics={name: tuple(curve) for name, curve in content.get("metrics", {}).items()},
         )
-    except (KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise InputError(f"{source} is no result of a run: {problem}") from problem
-    curves = [result.train_error, result.test_error, *([] if result.success is None else [result.success])]
+    curves = [result.train_error, result.test_error, *([] if result.success is None else [result.success]), *result.metrics.values()]
     if not result.rounds or any(len(curve) != len(result.rounds) for curve in curves) or len(result.trust) != len(result.trust_rounds):
         raise InputError(f"{source} is no result of a run: its curves have different lengths")
     return result
@@ -235,14 +254,29 @@ def first_seed(run: Experiment) -> Experiment:
     return dataclasses.replace(run, seed=0, precision="float32")
 
 
-def _experiment(declaration: Mapping[str, Any], source: object) -> Experiment:
-    written = declaration.get("experiment")
+def _experiment(written: object, source: object) -> Experiment:
     if not isinstance(written, Mapping):
         raise InputError(f"{source} declares no experiment")
     try:
         return from_declaration(written)
     except InputError as problem:
         raise InputError(f"{source}: {problem}") from problem
+
+
+def _declaration(result: Result) -> Mapping[str, Any]:
+    """What was read is written again as it was, with the fields that there were."""
+    same = result.declared is not None and from_declaration(result.declared) == result.run
+    return result.declared if result.declared is not None and same else result.run.to_dict()
+
+
+def _absent(run: Experiment) -> bool:
+    return any(isinstance(part, Absent) for part in (run.rule, run.attack, run.split, run.server))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return round(value, 5) if isinstance(value, float) else value
 
 
 def _packed(row: Iterable[float | None]) -> str:

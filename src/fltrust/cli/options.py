@@ -1,0 +1,51 @@
+"""The options of `fltrust run`, made from the fields of `Experiment`: a new field is an option without another line."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from types import UnionType
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from fltrust.experiment import Experiment
+from fltrust.options import FIELDS, OPTIONS, toml_value
+
+ALIASES = {"num_clients": "--clients"}
+PANEL = "The experiment. What you leave out is usual for the data set."
+_HINTS = get_type_hints(Experiment)
+
+
+def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for every field of `Experiment`. Those that a user gave reach it as the mapping `given`."""
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        said = {name: values.pop(name) for name in FIELDS}
+        command(given={name: _read(name, value) for name, value in said.items() if value not in (None, [])}, **values)
+
+    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "given"]
+    made = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name)) for name in FIELDS]
+    run.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def _annotation(name: str) -> Any:
+    hint, option = _hint(name), OPTIONS[name]
+    names = [f"{option}/--no-{option[2:]}" if hint is bool else option, *([ALIASES[name]] if name in ALIASES else [])]
+    kind = hint if hint in (int, float, bool) else list[str] if hint == tuple[str, ...] else str
+    help = FIELDS[name].metadata["help"].replace("[", r"\[") + (" May be repeated." if kind == list[str] else "")
+    told = typer.Option(*names, help=help, rich_help_panel=PANEL)
+    return Annotated[kind | None, told]
+
+
+def _hint(name: str) -> Any:
+    """A field's type, of an optional one without the None."""
+    hint = _HINTS[name]
+    return next(option for option in get_args(hint) if option is not type(None)) if isinstance(hint, UnionType) else hint
+
+
+def _read(name: str, value: Any) -> Any:
+    """Lists, such as lr_decay's, are written as in TOML; names and numbers are read already."""
+    return toml_value(value) if isinstance(value, str) and value.startswith("[") else value
