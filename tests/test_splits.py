@@ -196,7 +196,7 @@ def test_a_class_that_has_run_out_leaves_the_mix() -> None:
 
 
 def test_a_client_whose_classes_have_all_run_out_draws_from_what_is_left() -> None:
-    """One, one and eight examples of three classes, two for each client: a client that wants a rare class gets it and one of the other nine."""
+    """One, one and eight examples of three classes, two for each client: who wants a rare class gets it and one of the other nine."""
     labels = np.array([0, 1, *[2] * 8])
     first = [classes(labels, split_of(DirichletClasses(1e-9), labels, 5, seed=seed))[0].tolist() for seed in range(1000)]
     both = 0.2 / 9  # it wants a rare class, and draws the other rare one of the nine that are left
