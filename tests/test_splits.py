@@ -195,6 +195,14 @@ def test_a_class_that_has_run_out_leaves_the_mix() -> None:
     assert abs(counts.count(wants_first) - 300) < 5 * np.sqrt(400 * 0.75 * 0.25)
 
 
+def test_a_client_whose_classes_have_all_run_out_draws_from_what_is_left() -> None:
+    """One, one and eight examples of three classes, two for each client: who wants a rare class gets it and one of the other nine."""
+    labels = np.array([0, 1, *[2] * 8])
+    first = [classes(labels, split_of(DirichletClasses(1e-9), labels, 5, seed=seed))[0].tolist() for seed in range(1000)]
+    both = 0.2 / 9  # it wants a rare class, and draws the other rare one of the nine that are left
+    assert abs(first.count([1, 1, 0]) - 1000 * both) < 5 * np.sqrt(1000 * both * (1 - both))
+
+
 @pytest.mark.parametrize("split", [IID(), QuantityDirichlet(1.0), QuantityLogNormal(1.0)], ids=str)
 def test_labels_are_iid_where_only_sizes_differ(split: Split) -> None:
     labels = np.repeat([0, 1, 2, 3], 1000)
@@ -265,6 +273,7 @@ def test_users_are_divided_only_if_asked_for() -> None:
     clients = split_of(Users(divide=True), labels, 4, owners=owners)  # six examples in three parts, two in one
     assert sizes(clients) == [2, 2, 2, 2]
     assert [set(owners[own]) for own in clients] == [{0}, {0}, {0}, {1}]
+    assert sizes(split_of(Users(divide=True), np.zeros(11, np.int64), 4, owners=np.repeat([0, 1], [6, 5]))) == [3, 3, 3, 2]
     assert all(
         np.array_equal(a, b)
         for a, b in zip(split_of(Users(True), labels, 2, owners=owners), split_of(Users(), labels, 2, owners=owners), strict=True)
