@@ -93,7 +93,7 @@ def test_what_is_written(unbroken: Path) -> None:
     assert [record["test_error"] for record in written] == [1 / (t + 1) for t in range(1, ROUNDS + 1)]
     for record in written:
         assert len(record["clients"]) == 4
-        for column in ("weight", "trust", "cosine", "norm", "verdict", "reason", "detail"):
+        for column in ("shares", "trust", "cosine", "norm", "verdict", "reason", "detail"):
             assert len(record[column]) == 4
         assert datetime.fromisoformat(record["time"]).utcoffset() == timedelta(0)
         assert record["run_id"] == 7

@@ -29,7 +29,7 @@ from fltrust.flower import RobustStrategy, mailbox, root_of
 from fltrust.flower import strategy as strategy_module
 from fltrust.flower.order import sort_rows
 from fltrust.flower.salt import salted
-from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Rule, TrimmedMean
+from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Received, Rule, TrimmedMean, take_step
 from fltrust.rules.accumulate import ExactTrust, TrustAccumulator
 
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # what Flower sets in the process of a ServerApp
@@ -139,7 +139,8 @@ def as_record(arrays: dict[str, np.ndarray] = MODEL) -> ArrayRecord:
 
 def strategy_of(rule: Rule | None = None, **options: object) -> RobustStrategy:
     rule = rule or FLTrust()
-    return RobustStrategy(rule, **{"poll": 1e-4, "root": root if rule.needs_root else None, "min_replies": 1, **options})
+    fixed = {"poll": 1e-4, "root": root if rule.needs_root else None, "min_replies": 1, "registered": rule.needs_ids}
+    return RobustStrategy(rule, **{**fixed, **options})
 
 
 def run(
@@ -179,16 +180,17 @@ def test_every_rule_learns_and_is_the_rule(name: str, tmp_path: Path) -> None:
         return torch.from_numpy(np.concatenate([some["weight"].ravel(), some["bias"]]))
 
     updates = torch.stack([flat(step(node, 1, MODEL)) - flat(MODEL) for node in range(1, 7)])
-    expected, weight = rule(updates, flat(root(MODEL)) if rule.needs_root else None)
+    received = Received(updates, flat(root(MODEL)) if rule.needs_root else None, client_ids=torch.arange(6))
+    (expected, shares), _ = take_step(rule, received, rule.init(6, updates[0]))
     torch.testing.assert_close(flat(arrays), flat(MODEL) + 0.5 * expected, rtol=1e-5, atol=1e-6)
     (record,) = records(tmp_path)
     assert record["clients"] == [1, 2, 3, 4, 5, 6]
     assert record["malicious"] is None
     assert record["kept"] is None
-    if weight is None:
-        assert record["weight"] is None
+    if shares is None:
+        assert record["shares"] is None
     else:
-        assert record["weight"] == pytest.approx(weight.tolist(), rel=1e-4, abs=1e-6)
+        assert record["shares"] == pytest.approx(shares.tolist(), rel=1e-4, abs=1e-6)
     assert distance(run(rule=rule, rounds=8)[0]) < distance(MODEL) / 20
 
 
@@ -462,8 +464,8 @@ def test_a_node_that_turns_against_the_others_is_not_trusted(tmp_path: Path) -> 
         assert record["verdict"] == ["used", "used", "zero-trust", "used", "used", "used"]
         assert record["trust"][2] == 0
         assert record["cosine"][2] < -0.5
-        assert record["weight"][2] == 0
-        assert sum(record["weight"]) == pytest.approx(1, abs=1e-5)
+        assert record["shares"][2] == 0
+        assert sum(record["shares"]) == pytest.approx(1, abs=1e-5)
 
 
 # ---------------------------------------------------------------- time
@@ -686,14 +688,14 @@ def test_a_rule_that_gives_nobody_a_share_blames_nobody(tmp_path: Path) -> None:
 
     run(clients, FLTrustServer(), rounds=1, directory=tmp_path)
     assert records(tmp_path)[0]["verdict"] == ["not-chosen"] * 6
-    assert records(tmp_path)[0]["weight"] == [0.0] * 6
+    assert records(tmp_path)[0]["shares"] == [0.0] * 6
 
 
 def test_krum_uses_one_node_and_says_so(tmp_path: Path) -> None:
     run(rule=Krum(tolerate=1), rounds=3, directory=tmp_path)
     for record in records(tmp_path):
         assert sorted(record["verdict"]) == ["not-chosen"] * 5 + ["used"]
-        assert record["weight"][record["verdict"].index("used")] == 1
+        assert record["shares"][record["verdict"].index("used")] == 1
 
 
 def test_a_node_that_claims_no_examples_is_not_used(tmp_path: Path) -> None:
@@ -738,7 +740,7 @@ def test_a_round_that_cannot_be_used_keeps_the_model_and_says_why(
     assert same(arrays, MODEL)
     assert [(record["kept"], bool(record["why"])) for record in records(tmp_path)] == [(kept, True)] * 2
     for record in records(tmp_path):
-        assert record["weight"] is None  # nobody had a share of a model that did not move
+        assert record["shares"] is None  # nobody had a share of a model that did not move
         assert not {"used", "not-chosen"} & set(record["verdict"])
         assert ("zero-trust" in record["verdict"]) == (kept == "nobody-trusted")
         if kept == "root-unusable":  # the server's fault, and no node's
@@ -836,10 +838,10 @@ def test_nobody_owns_the_average_by_the_examples_it_claims(tmp_path: Path) -> No
         return reply_with(message, step(node, round_of(message), arrays_of(message)), 1e9 if node == 1 else 10 * node)
 
     run(greedy, FedAvg(), directory=tmp_path / "equal", rounds=1)
-    assert records(tmp_path / "equal")[0]["weight"] == pytest.approx([1 / 6] * 6, abs=1e-6)
+    assert records(tmp_path / "equal")[0]["shares"] == pytest.approx([1 / 6] * 6, abs=1e-6)
     run(greedy, FedAvg(), directory=tmp_path / "counted", rounds=1, most_examples=50)
     counts = np.array([50, 20, 30, 40, 50, 50])
-    assert records(tmp_path / "counted")[0]["weight"] == pytest.approx(counts / counts.sum(), abs=1e-5)
+    assert records(tmp_path / "counted")[0]["shares"] == pytest.approx(counts / counts.sum(), abs=1e-5)
 
 
 def test_where_counts_are_used_a_reply_without_one_is_not(tmp_path: Path) -> None:

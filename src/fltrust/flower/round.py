@@ -38,7 +38,7 @@ class Entry:
     detail: str | None = None
     cosine: float | None = None
     norm: float | None = None
-    weight: float = 0.0
+    share: float = 0.0
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Round:
         self._rows: Tensor | None = None  # (n, d): ... and the others, which need them all; for the former n is 1
         self._scale: float | None = None  # the norm that an update's is compared with
         self._next: Remembered | None = None
-        self._rooted = self._root_usable = self._has_weights = False
+        self._rooted = self._root_usable = self._has_shares = False
 
     def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
         """The server's own change of the arrays; it must be there before the first reply is taken."""
@@ -181,10 +181,10 @@ class Round:
             for node in self._order:
                 self.entries[node].verdict = "not-counted"
         elif shares is not None:
-            self._has_weights = self.kept is None
+            self._has_shares = self.kept is None
             for node, share in zip(self._order, shares.tolist(), strict=True):
                 entry = self.entries[node]
-                entry.weight = share
+                entry.share = share
                 if share == 0:
                     pointed_away = self.rule.scores_trust and entry.cosine is not None and entry.cosine <= 0
                     entry.verdict = "zero-trust" if pointed_away else "not-chosen"
@@ -266,7 +266,7 @@ class Round:
             "success": None,
             "malicious": None,  # a federation does not know
             "clients": list(self.entries),
-            "weight": column("weight") if self._has_weights else None,
+            "shares": column("share") if self._has_shares else None,
             "trust": trust if self.rule.needs_root else None,
             "cosine": column("cosine") if self._rooted else None,
             "norm": column("norm"),

@@ -96,10 +96,8 @@ class ExactTrust(TrustAccumulator):
 
     def add_many(self, updates: Tensor) -> Tensor:
         check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
-        rows = measure(updates, self._direction)
-        return updates.new_tensor(
-            [self.add_measured(updates[i], Rows._make(part[i : i + 1] for part in rows)) for i in range(len(updates))]
-        )
+        trust = [self.add_measured(update, measure(update[None], self._direction)) for update in updates]  # alone, so company cannot show
+        return updates.new_tensor(trust)
 
     def add_measured(self, update: Tensor, row: Rows) -> float:
         trust = float(row.cosine[0].clamp(min=0))

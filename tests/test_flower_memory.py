@@ -1,0 +1,120 @@
+"""A federation carries what its rule remembers: across rounds, restarts and nodes that join; where nodes are anonymous it is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_flower_strategy import MODEL, FakeGrid, Message, as_record, honest, reply_with, round_of, run, same, step, strategy_of
+
+from fltrust.errors import InputError
+from fltrust.flower import RobustStrategy
+from fltrust.flower.memory import Remembered, write
+from fltrust.rules import CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
+
+pytestmark = pytest.mark.usefixtures("quiet_flower")
+RULES: list[Rule] = [CentredClipping(), FoolsGold()]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+
+
+def flat(arrays: dict[str, np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([arrays["weight"].ravel(), arrays["bias"]]))
+
+
+@every_rule
+def test_several_rounds_are_those_of_the_rule_with_its_memory(rule: Rule) -> None:
+    arrays = {name: array.copy() for name, array in MODEL.items()}
+    memory = rule.init(6, flat(arrays))
+    for t in range(1, 5):
+        updates = torch.stack([flat(step(node, t, arrays)) - flat(arrays) for node in range(1, 7)])
+        (update, _), memory = take_step(rule, Received(updates, client_ids=torch.arange(6)), memory)
+        moved = flat(arrays) + update
+        arrays = {"weight": moved[:12].reshape(3, 4).numpy(), "bias": moved[12:].numpy()}
+    ours, _ = run(rule=rule, rounds=4)
+    torch.testing.assert_close(flat(ours), flat(arrays), rtol=1e-4, atol=1e-5)
+
+
+@every_rule
+def test_a_run_that_resumes_equals_one_that_never_stopped(rule: Rule, tmp_path: Path) -> None:
+    whole, _ = run(rule=rule, rounds=6, directory=tmp_path / "whole")
+    for rounds in (2, 3, 6):
+        resumed, _ = run(rule=rule, rounds=rounds, directory=tmp_path / "part")
+    assert same(whole, resumed)
+    run(rule=rule, rounds=3, directory=tmp_path / "forgets")
+    memory = tmp_path / "forgets" / "memory-3.safetensors"
+    fresh = Remembered().knowing(rule, range(1, 7), flat(MODEL))
+    memory.write_bytes(write(fresh))
+    assert not same(whole, run(rule=rule, rounds=6, directory=tmp_path / "forgets")[0])  # so the memory matters
+
+
+@every_rule
+@pytest.mark.parametrize("damage", ["missing", "torn", "of another rule"])
+def test_a_memory_that_is_not_there_is_refused_and_nothing_is_lost(rule: Rule, damage: str, tmp_path: Path) -> None:
+    run(rule=rule, rounds=2, directory=tmp_path / "run")
+    memory, records = tmp_path / "run" / "memory-2.safetensors", tmp_path / "run" / "records.jsonl"
+    before = records.read_bytes()
+    if damage == "missing":
+        memory.unlink()
+    elif damage == "torn":
+        memory.write_bytes(memory.read_bytes()[:-20])
+    else:
+        other = FoolsGold() if isinstance(rule, CentredClipping) else CentredClipping()
+        run(rule=other, rounds=2, directory=tmp_path / "other")
+        memory.write_bytes((tmp_path / "other" / memory.name).read_bytes())
+    with pytest.raises(InputError, match=r"memory-2\.safetensors"):
+        run(rule=rule, rounds=4, directory=tmp_path / "run")
+    assert records.read_bytes() == before
+
+
+def test_nodes_that_join_get_a_row_and_the_others_keep_theirs() -> None:
+    rule, like = FoolsGold(), torch.zeros(3)
+    first = Remembered().knowing(rule, [7, 3], like)
+    assert first.nodes == (3, 7)
+    _, memory = take_step(rule, Received(torch.eye(3)[:2], client_ids=first.ids_of([3, 7])), first.memory)
+    later = Remembered(memory, first.nodes).knowing(rule, [9, 7, 1], like)
+    assert later.nodes == (3, 7, 1, 9)
+    assert later.memory.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    ids = later.ids_of([9, 3])
+    assert ids is not None
+    assert ids.tolist() == [3, 0]
+    assert Remembered().knowing(CentredClipping(), [1, 2], like).ids_of([1]) is None
+
+
+def test_a_round_that_keeps_the_model_is_not_remembered(tmp_path: Path) -> None:
+    def silent_in_round_two(node: int, message: Message) -> Any:
+        return None if round_of(message) == 2 and node > 2 else honest(node, message)
+
+    strategy = strategy_of(FoolsGold(), min_replies=4, directory=tmp_path)
+    grid = FakeGrid(silent_in_round_two)
+    strategy.start(grid, as_record(), num_rounds=1, timeout=0.05)
+    after_one = strategy._remembered
+    strategy.start(grid, as_record(), num_rounds=2, timeout=0.05)
+    assert strategy._round is not None
+    assert strategy._round.kept == "too-few-replies"
+    assert torch.equal(after_one.memory, strategy._remembered.memory)
+
+
+def test_rules_that_remember_clients_are_refused_where_nodes_are_anonymous() -> None:
+    with pytest.raises(InputError, match="FoolsGold remembers each client, and without registered keys nobody knows who a node is"):
+        RobustStrategy(FoolsGold())
+    RobustStrategy(FoolsGold(), registered=True)
+    RobustStrategy(CentredClipping())  # it remembers no client
+    RobustStrategy(FedAvg())
+
+
+def test_a_hostile_node_is_silenced_by_its_history() -> None:
+    """Two nodes that always push the same way, and four that do not."""
+
+    def pushing(node: int, message: Message) -> Message:
+        arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        noise = np.random.default_rng((node, round_of(message)))
+        push = 1.0 if node <= 2 else noise.standard_normal(arrays["weight"].shape) * 3
+        return reply_with(message, {**arrays, "weight": (arrays["weight"] + push).astype(np.float32)})
+
+    strategy = strategy_of(FoolsGold())
+    strategy.start(FakeGrid(pushing), as_record(), num_rounds=6, timeout=30)
+    assert strategy._round is not None
+    shares = {node: entry.share for node, entry in strategy._round.entries.items()}
+    assert max(shares[1], shares[2]) < 0.02
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
