@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fltrust.errors import InputError
 from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
+from fltrust.registry import RULES
 from fltrust.store.records import Run, read_run, shares_of
 
 # A node has changed if its share of rounds used in the later half differs so much from the earlier half's; or its trust does, and by so
@@ -111,8 +112,9 @@ def _rule_name(experiment: dict[str, Any]) -> str:
 
 
 def _by_trust(experiment: dict[str, Any]) -> bool:
-    """Whether the rule gives shares by trust; FLTrust-Server ignores all clients."""
-    return _rule_name(experiment).startswith("fltrust") and _rule_name(experiment) != "fltrust-server"
+    """Whether the rule gives shares by trust; of a rule whose plug-in is not here nobody knows."""
+    name = _rule_name(experiment)
+    return name in RULES and RULES[name].scores_trust
 
 
 def _nodes(path: Path, records: list[dict[str, Any]], *, by_trust: bool) -> dict[int, Node]:
