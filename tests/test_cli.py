@@ -149,6 +149,29 @@ def test_options_of_every_type(tmp_path: Path) -> None:
     assert len(last["class_error"]) == 10
 
 
+MY_TASK = """
+import numpy as np
+from fltrust.datasets import Examples
+
+def build():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 200)
+    inputs = (np.eye(3)[labels] + rng.normal(0, 0.1, (200, 3))).astype(np.float32)
+    settings = {"model": "logistic", "num_clients": 6, "malicious": 2, "rounds": 3, "batch_size": 4, "global_lr": 0.1, "root_size": 20}
+    return Examples(inputs[:150], labels[:150], inputs[150:], labels[150:], settings=settings)
+"""
+
+
+def test_a_task_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(MY_TASK)
+    done = fltrust("run", "--task", "my_task.py:build", "--attack", "trim", "--device", "cpu", "--out", "runs/mine", cwd=tmp_path)
+    assert done.stdout.startswith("my_task.py:build, fltrust, attack trim, seed 0: test error 0."), done.stderr
+    (tmp_path / "my_task.py").unlink()
+    shown = fltrust("report", "runs/mine", "--out", "page", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "my_task.py:build, fltrust, attack trim, 2 of 6 malicious, seed 0" in (tmp_path / "page" / "index.html").read_text()
+
+
 def test_a_stream_of_json_lines_has_nothing_else_in_it(tmp_path: Path) -> None:
     done = fltrust(*SHORT, "--log", "jsonl", "--log", "jsonl:lines.jsonl", "--out", "mine", cwd=tmp_path)
     assert done.stdout == (tmp_path / "mine" / "records.jsonl").read_text() == (tmp_path / "lines.jsonl").read_text()
@@ -203,6 +226,9 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--metrics", "los"], "unknown metric 'los'"),
         (["run", "--log", "tensorbord"], "unknown logger 'tensorbord': did you mean 'tensorboard'?"),
         (["run", "--plugin", "none.py"], "there is no plug-in"),
+        (["run", "--task", "none.py:build"], "there is no plug-in"),
+        (["run", "--task", "raises.py:build"], "line 1: ZeroDivisionError"),
+        (["run", "--task", "full", "--dataset", "mnist-5k"], "--task and --dataset both name the data"),
         (["list", "rules", "--plugin", "raises.py"], "line 1: ZeroDivisionError"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fltrust.codec import built, built_or_absent, canonical, checked, plain
 from fltrust.errors import InputError
-from fltrust.registry import ATTACKS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, Registry, known
+from fltrust.registry import ATTACKS, DATASETS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, Registry, known
 
 if TYPE_CHECKING:
     from fltrust.attacks import Attack
