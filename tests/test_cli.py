@@ -1,5 +1,6 @@
 """The program as a user runs it: in its own process."""
 
+import dataclasses
 import gzip
 import importlib
 import json
@@ -13,10 +14,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
+from fltrust.experiment import Experiment
 from fltrust.version import __version__
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
@@ -33,7 +36,10 @@ def test_version(tmp_path: Path) -> None:
     assert fltrust("--version", cwd=tmp_path).stdout == f"fltrust {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["run"], ["list"], ["data"], ["data", "fetch"], ["data", "check"], ["data", "list"]])
+COMMANDS = ("", "demo", "run", "list", "reproduce", "report", "audit", "new-federation", "data", "data fetch", "data check", "data list")
+
+
+@pytest.mark.parametrize("command", [command.split() for command in COMMANDS], ids=COMMANDS)
 def test_help_has_examples_and_imports_nothing_heavy(tmp_path: Path, command: list[str]) -> None:
     script = "import sys; from fltrust.cli import app\ntry: app()\nfinally: print('heavy:', {'torch', 'numpy', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script, *command, "--help"], cwd=tmp_path, capture_output=True, text=True)
@@ -46,15 +52,25 @@ def test_help_has_examples_and_imports_nothing_heavy(tmp_path: Path, command: li
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("rules", "fedavg krum trim-mean median fltrust fltrust-server fltrust-withserver fltrust-norelu fltrust-nonorm fltrust-parnorm"),
-        ("attacks", "none label-flip krum trim scaling adaptive optimal-adaptive"),
+        ("rules", "fedavg krum trim-mean median fltrust fltrust-server centred-clipping foolsgold"),
+        ("attacks", "none label-flip krum trim scaling adaptive optimal-adaptive mimic"),
         ("datasets", "mnist-0.1 mnist-0.5 fashion-mnist cifar-10 har ch-mnist mnist-5k"),
         ("models", "cnn logistic resnet20"),
+        ("metrics", "train_error test_error success test_loss class_error confusion"),
+        ("optimisers", "sgd momentum adam"),
+        ("loggers", "jsonl tensorboard mlflow wandb"),
     ],
 )
 def test_list(tmp_path: Path, what: str, names: str) -> None:
     rows = [line.split(maxsplit=1) for line in fltrust("list", what, cwd=tmp_path).stdout.splitlines()[1:]]
-    assert [row[0] for row in rows if len(row) == 2] == names.split()
+    assert set(names.split()) <= {row[0] for row in rows if len(row) == 2}
+
+
+def test_every_registry_can_be_listed() -> None:
+    from fltrust.cli import list_
+    from fltrust.cli.names import REGISTRIES
+
+    assert list(get_args(get_type_hints(list_)["what"])) == list(REGISTRIES)
 
 
 def test_run_writes_a_directory_and_one_line(tmp_path: Path) -> None:
@@ -77,7 +93,7 @@ def test_a_record_holds_each_clients_trust_cosine_and_norm(tmp_path: Path) -> No
     record = json.loads((tmp_path / "mine" / "records.jsonl").read_text().splitlines()[-1])
     assert record["trust"] == [max(0.0, cosine) for cosine in record["cosine"]]
     assert len(record["trust"]) == len(record["norm"]) == len(record["clients"]) == 20
-    assert sum(record["weight"]) == pytest.approx(1, abs=1e-4)
+    assert sum(record["shares"]) == pytest.approx(1, abs=1e-4)
     assert record["malicious"] == 4
 
 
@@ -103,6 +119,65 @@ def test_toml_and_options_over_it(tmp_path: Path) -> None:
     assert "mine: was finished already" in again.stderr
 
 
+def test_every_field_of_an_experiment_is_an_option(tmp_path: Path) -> None:
+    said = fltrust("run", "--help", cwd=tmp_path).stdout
+    for field in dataclasses.fields(Experiment):
+        assert f"--{field.name.replace('_', '-')} " in said.replace(",", " ")
+    assert "Pairs [round, factor]" in said  # brackets are words here, not markup
+
+
+def test_options_of_every_type(tmp_path: Path) -> None:
+    options = ["--clients", "12", "--standardise", "--lr-decay", "[[2, 0.5]]", "--server", "momentum", "--set", "server.beta=0.5"]
+    options += [
+        "--metrics",
+        "test_loss",
+        "--metrics",
+        "class_error",
+        "--rule",
+        "krum",
+        "--set",
+        "rule.tolerate=3",
+        "--client-momentum",
+        "0.9",
+    ]
+    assert fltrust(*SHORT, *options, "--out", "mine", cwd=tmp_path).stderr == ""
+    experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]
+    assert (experiment["num_clients"], experiment["standardise"], experiment["lr_decay"]) == (12, True, [[2, 0.5]])
+    assert (experiment["rule"], experiment["server"]) == ({"name": "krum", "tolerate": 3}, {"name": "momentum", "beta": 0.5})
+    assert experiment["metrics"] == ["test_loss", "class_error"]
+    last = json.loads((tmp_path / "mine" / "records.jsonl").read_text().splitlines()[-1])
+    assert len(last["class_error"]) == 10
+
+
+MY_TASK = """
+import numpy as np
+from fltrust.datasets import Examples
+
+def build():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 200)
+    inputs = (np.eye(3)[labels] + rng.normal(0, 0.1, (200, 3))).astype(np.float32)
+    settings = {"model": "logistic", "num_clients": 6, "malicious": 2, "rounds": 3, "batch_size": 4, "global_lr": 0.1, "root_size": 20}
+    return Examples(inputs[:150], labels[:150], inputs[150:], labels[150:], settings=settings)
+"""
+
+
+def test_a_task_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(MY_TASK)
+    done = fltrust("run", "--task", "my_task.py:build", "--attack", "trim", "--device", "cpu", "--out", "runs/mine", cwd=tmp_path)
+    assert done.stdout.startswith("my_task.py:build, fltrust, attack trim, seed 0: test error 0."), done.stderr
+    (tmp_path / "my_task.py").unlink()
+    shown = fltrust("report", "runs/mine", "--out", "page", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "my_task.py:build, fltrust, attack trim, 2 of 6 malicious, seed 0" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_a_stream_of_json_lines_has_nothing_else_in_it(tmp_path: Path) -> None:
+    done = fltrust(*SHORT, "--log", "jsonl", "--log", "jsonl:lines.jsonl", "--out", "mine", cwd=tmp_path)
+    assert done.stdout == (tmp_path / "mine" / "records.jsonl").read_text() == (tmp_path / "lines.jsonl").read_text()
+    assert "after 2 rounds; mine" in done.stderr
+
+
 def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('dataset = "mnist-5k"\nrounds = 1\nbatch_size = 4\nattack = { name = "trim", reach = 3.0 }')
     assert fltrust("run", "run.toml", "--knowledge", "partial", "--device", "cpu", "--out", "mine", cwd=tmp_path).returncode == 0
@@ -116,7 +191,7 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--rule", "medain"], "unknown rule 'medain': did you mean 'median'?"),
         (["run", "--attack", "trin"], "unknown attack 'trin': did you mean 'trim'?"),
         (["run", "--dataset", "minst-0.5"], "unknown dataset 'minst-0.5': did you mean 'mnist-0.5'?"),
-        (["run", "--dataset", "mnist"], "unknown dataset 'mnist': did you mean 'mnist-0.1' or 'mnist-0.5' or 'mnist-5k'?"),
+        (["run", "--dataset", "mnist"], "unknown dataset 'mnist': did you mean 'mnist-5k' or 'mnist-0.1' or 'mnist-0.5'?"),
         (["run", "trim.toml", "--attack", "none", "--knowledge", "partial"], "attack 'none' has no parameters"),
         (["run", "trim.toml", "--knowledge", "much"], "an attacker's knowledge is full or partial, not 'much'"),
         (["run", "--dataset", "mnist-5k", "--clients", "100000"], "100,000 clients for 4,000 examples"),
@@ -140,11 +215,27 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--dataset", "mnist-5k", "--out", "full"], "full is not empty and holds no run"),
         (["run", "--dataset", "mnist-5k", "--out", "wrong.toml"], "wrong.toml"),
         (["data", "fetch", "minst"], "did you mean mnist?"),
+        (["run", "--set", "rule.tolerate"], "expected PART.PARAMETER=VALUE"),
+        (["run", "--set", "rul.tolerate=3"], "unknown field 'rul': did you mean 'rule'?"),
+        (["run", "--set", "rounds.many=3"], "rounds has no parameters"),
+        (["run", "--rule", "krum", "--set", "rule.tolerates=3"], "did you mean 'tolerate'?"),
+        (["run", "--rule", "krum", "--set", "rule.tolerate=many"], "tolerate cannot be 'many'"),
+        (["run", "--set", "server.beta=0.5"], "say first what it is a parameter of"),
+        (["run", "--server", "adma"], "unknown optimiser 'adma': did you mean 'adam'?"),
+        (["run", "--lr-decay", "half"], "lr_decay cannot be 'half'"),
+        (["run", "--metrics", "los"], "unknown metric 'los'"),
+        (["run", "--log", "tensorbord"], "unknown logger 'tensorbord': did you mean 'tensorboard'?"),
+        (["run", "--plugin", "none.py"], "there is no plug-in"),
+        (["run", "--task", "none.py:build"], "there is no plug-in"),
+        (["run", "--task", "raises.py:build"], "line 1: ZeroDivisionError"),
+        (["run", "--task", "full", "--dataset", "mnist-5k"], "--task and --dataset both name the data"),
+        (["list", "rules", "--plugin", "raises.py"], "line 1: ZeroDivisionError"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
     (tmp_path / "wrong.toml").write_text("rouds = 3")
     (tmp_path / "trim.toml").write_text('dataset = "mnist-5k"\nattack = "trim"')
+    (tmp_path / "raises.py").write_text("1 / 0")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     done = fltrust(*arguments, cwd=tmp_path)
@@ -216,7 +307,7 @@ def test_kill_minus_nine_and_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = fltrust(*command, "--out", "broken", cwd=tmp_path)
-    assert "going on after round" in done.stderr
+    assert "resumes after round" in done.stderr
     assert done.stdout == whole.stdout.replace("whole", "broken")
     assert records.read_bytes() == (tmp_path / "whole" / "records.jsonl").read_bytes()
 

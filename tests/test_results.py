@@ -150,6 +150,13 @@ def test_a_rule_whose_plug_in_is_not_here_is_named_and_nothing_is_imported(tmp_p
     assert result.run.to_dict()["rule"] == {"name": "os.system", "tolerate": 3}
 
 
+@pytest.mark.parametrize("name", ["/etc/data", "../../data", "..", "my_task.py:build"])
+def test_a_result_of_ones_own_data_stays_in_the_folder(tmp_path: Path, name: str) -> None:
+    path = results.write(made(dataclasses.replace(RUN, dataset=name)), tmp_path / "results")
+    assert path.resolve().parents[1] == tmp_path / "results"
+    assert [result.run.dataset for result in results.read(tmp_path / "results").all()] == [name]
+
+
 def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, RUN, build_task(RUN)), pytest.raises(InputError, match="no evaluated round"):
         results.distil(tmp_path)

@@ -73,6 +73,8 @@ class Registry(Mapping[str, Any]):
         self._loaded = False
         self.finder: Callable[[str], Any] | None = None  # what a name that is not registered stands for (a file, a folder); None: nothing
 
+    __hash__, __eq__ = object.__hash__, object.__eq__  # a Mapping's would compare what is in it, and `Absent` holds a registry
+
     def register(self, name: str, *, label: str = "", look: Look | None = None, reference: str = "") -> Callable[[Kind], Kind]:
         """A decorator that gives a class (or a value) its name."""
 

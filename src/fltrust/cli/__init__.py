@@ -83,7 +83,7 @@ DataDir = Annotated[str | None, typer.Option(help="Folder of the data files (def
 @app.command(name="list")
 def list_(
     what: Annotated[
-        Literal["rules", "attacks", "datasets", "models", "splits", "metrics", "optimisers", "loggers"],
+        Literal["rules", "attacks", "datasets", "models", "splits", "metrics", "objectives", "optimisers", "loggers"],
         typer.Argument(help="What to list."),
     ],
     plugin: Plugins = None,
@@ -111,6 +111,10 @@ def run(
         typer.Option("--set", metavar="PART.PARAMETER=VALUE", help="A parameter of the rule, attack, split or server. May be repeated."),
     ] = None,
     knowledge: Annotated[str | None, typer.Option(help="'full' or 'partial': short for --set attack.knowledge=...")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:FUNCTION|FOLDER", help="Your own data, not a --dataset: a function that builds them, or a folder."),
+    ] = None,
     plugin: Plugins = None,
     log: Annotated[
         list[str] | None,
@@ -133,9 +137,15 @@ def run(
     [bold]fltrust run experiment.toml --seed 3 --out runs/third --log tensorboard[/bold]
 
     [bold]fltrust run --plugin my_rules.py --rule mine --dataset mnist-5k --log jsonl:mine.jsonl[/bold]
+
+    [bold]fltrust run --task my_task.py:build --rule fltrust --attack trim[/bold]
     """
     from fltrust.cli.run import run_one
 
+    if task is not None:
+        if "dataset" in given:
+            raise InputError("--task and --dataset both name the data: give one of them")
+        given["dataset"] = task
     run_one(
         config,
         given,

@@ -6,9 +6,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fltrust.registry import ATTACKS, DATASETS, LOGGERS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, load_plugin
+from fltrust.registry import ATTACKS, DATASETS, LOGGERS, METRICS, MODELS, OBJECTIVES, OPTIMISERS, RULES, SPLITS, load_plugin
 
-REGISTRIES = {registry.plural: registry for registry in (RULES, ATTACKS, DATASETS, MODELS, SPLITS, METRICS, OPTIMISERS, LOGGERS)}
+REGISTRIES = {
+    registry.plural: registry for registry in (RULES, ATTACKS, DATASETS, MODELS, SPLITS, METRICS, OBJECTIVES, OPTIMISERS, LOGGERS)
+}
 
 
 def show(what: str, plugins: Sequence[Path] = ()) -> None:

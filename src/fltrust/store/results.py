@@ -7,6 +7,7 @@ evaluated round, and for FLTrust the trust of each client (thinned): enough for 
 import base64
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,8 @@ class Result(Curves):
 
 
 def file_of(run: Experiment, folder: Path) -> Path:
-    return folder / run.dataset / f"{RULES.name_of(run.rule)}-{ATTACKS.name_of(run.attack)}-{run.key}.json"
+    data = re.sub(r"[^\w.-]+", "-", run.dataset).strip(".-") or "own"  # one's own data are called by their path
+    return folder / data / f"{RULES.name_of(run.rule)}-{ATTACKS.name_of(run.attack)}-{run.key}.json"
 
 
 def distil(directory: Path, seconds: float | None = None) -> Curves:

@@ -1,0 +1,118 @@
+"""A rule of one's own, in a file outside of the package: run, killed, resumed and reported as ours are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fltrust.experiment import Experiment
+from fltrust.registry import RULES, load_plugin
+from fltrust.running.pool import Finished, execute
+
+MINE = '''
+from dataclasses import dataclass
+
+import torch
+
+from fltrust import RULES, Aggregate, Rule
+
+
+@RULES.register("slow-mean", label="Slow mean")
+@dataclass(frozen=True)
+class SlowMean(Rule):
+    """The mean of the updates, averaged over the rounds."""
+
+    keep: float = 0.5
+
+    def init(self, num_clients, like):
+        return torch.zeros_like(like)
+
+    def step(self, received, memory):
+        mean = self.keep * memory + (1 - self.keep) * received.updates.mean(0)
+        return Aggregate(mean, None), mean
+'''
+PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
+RUN = ["run", "--plugin", "mine.py", "--rule", "slow-mean", "--dataset", "mnist-5k", "--rounds", "8", "--evaluate-every", "1"]
+RUN += ["--batch-size", "4", "--attack", "trim", "--device", "cpu", "--set", "rule.keep=0.75"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def fltrust(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+
+
+def arrays(path: Path) -> dict[str, bytes]:
+    with np.load(path / "checkpoint.npz", allow_pickle=False) as saved:
+        return {name: saved[name].tobytes() for name in saved.files}
+
+
+def test_it_survives_kill_minus_nine_with_the_same_bits_and_is_reported_without_its_file(folder: Path) -> None:
+    assert fltrust(*RUN, "--out", "runs/whole", cwd=folder).returncode == 0
+    process = subprocess.Popen([*PROGRAM, *RUN, "--out", "runs/broken"], cwd=folder)
+    records = folder / "runs" / "broken" / "records.jsonl"
+    while not records.exists() or len(records.read_bytes().splitlines()) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = fltrust(*RUN, "--out", "runs/broken", cwd=folder)
+    assert "resumes after round" in done.stderr
+    whole, broken = arrays(folder / "runs" / "whole"), arrays(folder / "runs" / "broken")
+    assert whole == broken
+    assert "rule" in whole  # its memory
+    assert records.read_bytes() == (folder / "runs" / "whole" / "records.jsonl").read_bytes()
+    fltrust(*RUN, "--seed", "1", "--out", "runs/other", cwd=folder)  # so that there is something to compare
+    (folder / "mine.py").unlink()
+    assert fltrust("audit", "runs/whole", cwd=folder).returncode == 0
+    made = fltrust("report", "runs", "--out", "page", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    page = (folder / "page" / "index.html").read_text()
+    assert "mnist-5k, slow-mean, attack trim, 4 of 20 malicious, seed 1" in page
+    assert "slow-mean, keep 0.75" in (folder / "page" / "tables" / "runs.md").read_text()
+
+
+def test_it_is_listed_and_its_parameters_are_checked(folder: Path) -> None:
+    assert "slow-mean" in fltrust("list", "rules", "--plugin", "mine.py", cwd=folder).stdout
+    done = fltrust(*RUN, "--set", "rule.kep=1", cwd=folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "unknown parameter of slow-mean 'kep': did you mean 'keep'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("Aggregate(received.updates.sum(0)[1:], None)", "SlowMean returned torch.float32 of shape"),
+        ("Aggregate(received.updates.mean(0) / (received.round != 3), None)", "SlowMean returned NaN or infinity"),
+        ("Aggregate(received.updates.mean(0) * (1 // (3 - int(received.round))), None)", "line 21: ZeroDivisionError"),
+        ("None", "must return (Aggregate, memory)"),
+    ],
+    ids=["shape", "nan", "raises", "nothing"],
+)
+def test_a_rule_that_fails_is_one_line_and_earlier_records_stay(folder: Path, body: str, said: str) -> None:
+    source = MINE.replace("return Aggregate(mean, None), mean", f"return {body}" if body == "None" else f"return {body}, mean")
+    (folder / "mine.py").write_text(source)
+    done = fltrust(*RUN, "--out", "mine", cwd=folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert said in done.stderr
+    if "round" in body:  # those that fail in the third round only
+        assert [json.loads(line)["round"] for line in (folder / "mine" / "records.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_worker_processes_load_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
+    load_plugin(folder / "mine.py")
+    run = Experiment.on("mnist-5k", "slow-mean", "none", rounds=2, evaluate_every=1, batch_size=4)
+    *_, last = execute([run], folder / "work", jobs=1, device="cpu", plugins=[folder / "mine.py"])
+    assert isinstance(last, Finished), last
+    assert last.run == run
