@@ -4,8 +4,8 @@ A text file of blocks, `ROLE:` and the role's lines, with an empty line between 
 windows of 40 characters without overlap; the target of each character is the one after it. Roles with fewer than 2,000 characters are left
 out. Of each role, the first 80 % of the windows train and the rest test: a model is measured on lines that come later in the play.
 
-The learning rate was chosen from 1, 3 and 8 by the test error of FedAvg without attack (100 rounds, one seed: 0.764, 0.719, 0.933). It is not
-chosen for any defence: FLTrust under the Trim attack ends at 0.821 with it, and at 0.709 with 2 (200 rounds, one seed).
+The learning rate was chosen from 1, 3 and 8 by the test error of FedAvg without attack (100 rounds, one seed: 0.764, 0.719, 0.933), not for
+any defence: FLTrust under the Trim attack ends at 0.821 with it, and at 0.709 with 2 (200 rounds, one seed).
 """
 
 from pathlib import Path
