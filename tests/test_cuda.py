@@ -111,7 +111,16 @@ def test_memory_on_the_gpu_is_that_of_the_cpu(rule: str, attack: str, changes: d
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"clients_per_round": 6}, {"local_steps": 2, "local_lr": 0.01}, {"root_batch": "batch"}, {"loss": "mean"}]
+    "changes",
+    [
+        {},
+        {"clients_per_round": 6},
+        {"clients_per_round": 6, "participation": "fixed"},
+        {"local_steps": 2, "local_lr": 0.01},
+        {"local_epochs": 2, "local_lr": 0.01},
+        {"root_batch": "batch"},
+        {"loss": "mean"},
+    ],
 )
 @pytest.mark.parametrize("attack", ["none", "trim", "scaling", "optimal-adaptive"])
 def test_a_run_on_the_gpu_has_the_batches_and_numbers_of_the_cpu(attack: str, changes: dict[str, Any]) -> None:
