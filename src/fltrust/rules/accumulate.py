@@ -17,10 +17,29 @@ from fltrust.rules.rule import Aggregate
 
 
 class TrustAccumulator:
-    """The rule `FLTrust` as a stream: g = (sum_i TS_i g_i ||g_0|| / ||g_i||) / (sum_i TS_i), both sums taken as updates arrive.
+    """The rule `FLTrust` for updates that arrive one at a time.
 
-    A client's trust and its direction need its own update and the root update alone, so order and grouping do not matter (but for
-    rounding, in float64), and sums of parts can be merged: clients may report to several aggregators, and these to one.
+    g = (sum_i TS_i g_i ||g_0|| / ||g_i||) / (sum_i TS_i). Both sums grow as updates arrive, so memory does not grow with the clients' updates.
+
+    A client's trust score depends only on its own update and the root update. So the order and grouping of the updates do not matter,
+    except for rounding in float64. Accumulators can be merged: clients may report to several aggregators, and these to one.
+
+    Parameters
+    ----------
+    root_update : Tensor
+        (d,), the server's own update of this round.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import TrustAccumulator
+    >>> total = TrustAccumulator(torch.tensor([2.0, 0.0]))
+    >>> total.add(torch.tensor([1.0, 0.0]))
+    1.0
+    >>> total.add_many(torch.tensor([[3.0, 4.0], [-5.0, 0.0]]))
+    tensor([0.6000, 0.0000])
+    >>> total.result()
+    Aggregate(update=tensor([1.7000, 0.6000]), shares=tensor([0.6250, 0.3750, 0.0000]))
     """
 
     def __init__(self, root_update: Tensor) -> None:
@@ -40,12 +59,12 @@ class TrustAccumulator:
         return len(self._trust)
 
     def add(self, update: Tensor) -> float:
-        """Takes one client's update (d,) in and returns its trust; 0 for NaN, infinity, zeros or a direction against the root update."""
+        """Adds one client's update (d,) and returns its trust score; 0 for NaN, infinity, zeros or a direction against the root update."""
         check_like(update, self._root_update.shape, self._root_update, "an update")
         return float(self.add_many(update[None])[0])
 
     def add_many(self, updates: Tensor) -> Tensor:
-        """Takes several clients' updates (k, d) in at once and returns their trust (k,)."""
+        """Adds several clients' updates (k, d) and returns their trust scores (k,)."""
         check_like(updates, (*updates.shape[:1], len(self._root_update)), self._root_update, "a matrix of updates")
         if len(updates) == 0:
             return updates.new_empty(0)
@@ -55,11 +74,11 @@ class TrustAccumulator:
         return trust.to(updates.dtype)
 
     def add_measured(self, update: Tensor, row: Rows) -> float:
-        """Takes in an update (d,) whose length and cosine with the root update are known already, and returns its trust."""
+        """Adds an update (d,) whose length and cosine with the root update are already known, and returns its trust score."""
         return self.add(update)
 
     def merge(self, other: "TrustAccumulator") -> None:
-        """Takes in what another accumulator with the same root update has taken in; the other stays as it is."""
+        """Adds all that another accumulator with the same root update has received; the other does not change."""
         check_like(other._root_update, self._root_update.shape, self._root_update, "the other accumulator's root update")
         if not torch.equal(other._root_update, self._root_update):
             raise InputError("accumulators of two different root updates cannot be merged")
@@ -67,7 +86,7 @@ class TrustAccumulator:
         self._trust.extend(other._trust[:])
 
     def result(self) -> Aggregate:
-        """What `FLTrust` returns for all updates so far: shares in the order of addition, a merged accumulator's at its merge."""
+        """What `FLTrust` returns for all updates so far. Shares are in the order of addition; a merged accumulator's come at its merge."""
         total = math.fsum(self._trust)
         scale = 1 / total if total > 0 else 0.0
         update = finite(self._sum * scale, self._root_update)

@@ -15,17 +15,28 @@ from fltrust.rules.rule import Aggregate, Received, Rule
 @RULES.register("centred-clipping", label="Centred clipping", reference="Karimireddy, He, Jaggi, ICML 2021")
 @dataclass(frozen=True)
 class CentredClipping(Rule):
-    """The mean of the updates, each cut to a distance from last round's result (Karimireddy et al. 2021).
+    """The mean of the updates, each clipped to a distance from last round's result (Karimireddy et al. 2021).
 
-    `steps` times: v <- v + mean_i (x_i - v) min(1, tau / ||x_i - v||), starting from last round's v, which is zero before the first.
+    v <- v + mean_i (g_i - v) min(1, tau / ||g_i - v||), `steps` times. v starts as last round's result, and as zero in the first round.
+    The shares say how much of the result comes from each client. The rest, up to 1, comes from last round's v.
 
     Parameters
     ----------
-    tau : the largest distance; None: the median distance of the step. The authors' 10 and 100 belong to momentum that is not
-        normalised, and clip nothing where updates are shorter.
-    steps : how often v moves in a round.
+    tau : float or None, default None
+        The largest distance. None takes the median distance in each step. The authors' values, 10 and 100, are for momentum that is not
+        normalised; shorter updates are never clipped by them.
+    steps : int, default 1
+        How often v moves in a round.
 
-    Shares: how much of the result is each client's; what they lack to 1 is the memory's.
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import CentredClipping, Received
+    >>> rule = CentredClipping(tau=3.0)
+    >>> memory = rule.init(num_clients=3, like=torch.zeros(2))
+    >>> result, memory = rule.step(Received(torch.tensor([[3.0, 0.0], [3.0, 0.0], [-300.0, 0.0]])), memory)
+    >>> result
+    Aggregate(update=tensor([1., 0.]), shares=tensor([0.3333, 0.3333, 0.0033]))
     """
 
     tau: float | None = None

@@ -21,13 +21,24 @@ def _cosines(rows: Tensor) -> Tensor:
 @RULES.register("foolsgold", label="FoolsGold", reference="Fung, Yoon, Beschastnikh, RAID 2020")
 @dataclass(frozen=True)
 class FoolsGold(Rule):
-    """The mean of the updates, in which clients whose histories look alike share one voice (Fung et al. 2020).
+    """The mean of the updates, in which clients with similar histories share one vote (Fung et al. 2020).
 
-    M_i is the sum of all that client i has sent. c_ij = cos(M_i, M_j), c_ii = 0; v_i = max_j c_ij + 1e-5; where v_i < v_j,
-    c_ij is multiplied by v_i / v_j. a_i = 1 - max_j c_ij, cut to [0, 1], divided by the largest, at most 0.99; then
-    a_i = ln(a_i / (1 - a_i) + 1e-5) + 0.5, cut to [0, 1]. The result is sum_i a_i x_i / sum_i a_i; the authors do not divide.
+    M_i is the sum of all updates that client i has sent. c_ij = cos(M_i, M_j) and c_ii = 0. v_i = max_j c_ij + 1e-5. Where v_i < v_j,
+    c_ij is multiplied by v_i / v_j. a_i = 1 - max_j c_ij, clipped to [0, 1], is divided by the largest a_j and kept at 0.99 or below. Then
+    a_i = ln(a_i / (1 - a_i) + 1e-5) + 0.5, clipped to [0, 1]. The result is sum_i a_i g_i / sum_i a_i; the authors do not divide.
 
-    The largest a_i is always made 1, so a single client that resembles nobody can take over: a weakness of the rule, kept.
+    The largest a_i always becomes 1. So a single client that resembles no other can take over: a weakness of the rule that we keep.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FoolsGold, Received
+    >>> rule = FoolsGold()
+    >>> memory = rule.init(num_clients=3, like=torch.zeros(2))
+    >>> updates = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 4.0]])  # the first two clients send the same
+    >>> result, memory = rule.step(Received(updates, client_ids=torch.arange(3)), memory)
+    >>> result
+    Aggregate(update=tensor([0., 4.]), shares=tensor([0., 0., 1.]))
     """
 
     needs_ids = True

@@ -16,7 +16,19 @@ from fltrust.rules.rule import Aggregate, Received, Rule
 class Krum(Rule):
     """The one update with the smallest sum of squared distances to its n - f - 2 nearest others (Blanchard et al. 2017).
 
-    f = `tolerate` malicious clients are expected. Among equal scores the first client's update is taken.
+    score_i = sum_j ||g_i - g_j||^2 over the n - f - 2 updates g_j nearest to g_i. If scores are equal, the first client's update wins.
+
+    Parameters
+    ----------
+    tolerate : int
+        f, the number of malicious clients to expect. Krum needs at least f + 3 clients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Krum
+    >>> Krum(tolerate=1)(torch.tensor([[1.0], [2.0], [3.0], [5.0], [90.0]]))  # scores 5, 2, 5, 13 and 14,794
+    Aggregate(update=tensor([2.]), shares=tensor([0., 1., 0., 0., 0.]))
     """
 
     tolerate: int

@@ -12,9 +12,22 @@ from fltrust.rules.rule import Aggregate, Received, Rule
 @RULES.register("fedavg", label="FedAvg", look=Look("grey", "o"), reference="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
 class FedAvg(Rule):
-    """The mean of the updates, weighted by the clients' numbers of examples (McMahan et al. 2017): g = sum_i |D_i| / N g_i.
+    """The mean of the updates, weighted by the clients' numbers of examples (McMahan et al. 2017).
 
-    `by_size=False` is the plain mean (the released code's).
+    g = sum_i |D_i| g_i / sum_i |D_i|, where |D_i| is client i's number of examples.
+
+    Parameters
+    ----------
+    by_size : bool, default True
+        False gives the plain mean, as in the code that FLTrust's authors released.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FedAvg
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
+    >>> FedAvg()(updates, sizes=torch.tensor([1, 2, 1]))
+    Aggregate(update=tensor([1.7500, 2.0000]), shares=tensor([0.2500, 0.5000, 0.2500]))
     """
 
     by_size: bool = True

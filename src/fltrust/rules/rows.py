@@ -153,20 +153,63 @@ def finite(update: Tensor, like: Tensor) -> Tensor:
 
 
 def norms(updates: Tensor) -> Tensor:
-    """The rows' Euclidean norms (n,); NaN or infinite where the row is."""
+    """The Euclidean norms (n,) of the rows; NaN or infinite where the row is.
+
+    Parameters
+    ----------
+    updates : Tensor
+        (n, d), a row per client.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import norms
+    >>> norms(torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]]))
+    tensor([1., 5., 5.])
+    """
     check(updates)
     rows = measure(updates)
     return torch.where(rows.usable, rows.norm, _peak(updates)).to(updates.dtype)
 
 
 def cosines(updates: Tensor, root_update: Tensor) -> Tensor:
-    """The cosine (n,) of each row with the root update; 0 where either is not usable."""
+    """The cosine (n,) of each row with the root update; 0 if either is zero, NaN or infinite.
+
+    Parameters
+    ----------
+    updates : Tensor
+        (n, d), a row per client.
+    root_update : Tensor
+        (d,), the server's own update.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import cosines
+    >>> cosines(torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]]), torch.tensor([2.0, 0.0]))
+    tensor([ 1.0000,  0.6000, -1.0000])
+    """
     check(updates, root_update)
     return measure(updates, direction_and_norm(root_update)[0]).cosine.to(updates.dtype)
 
 
 def trust_scores(updates: Tensor, root_update: Tensor) -> Tensor:
-    """FLTrust's trust (n,), TS_i = ReLU(cos(g_i, g_0)): equation 2 of the paper."""
+    """FLTrust's trust scores (n,): TS_i = ReLU(cos(g_i, g_0)), equation 2 of the paper.
+
+    Parameters
+    ----------
+    updates : Tensor
+        (n, d), a row per client.
+    root_update : Tensor
+        (d,), the server's own update.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import trust_scores
+    >>> trust_scores(torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]]), torch.tensor([2.0, 0.0]))
+    tensor([1.0000, 0.6000, 0.0000])
+    """
     return cosines(updates, root_update).relu()
 
 

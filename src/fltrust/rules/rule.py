@@ -17,24 +17,68 @@ from fltrust.state import Memory
 
 
 class Aggregate(NamedTuple):
-    """What a rule returns."""
+    """What a rule returns.
 
-    update: Tensor  # (d,) the global update
-    shares: Tensor | None  # (n,) how much of it each client contributed; None for rules that work coordinate by coordinate
+    Parameters
+    ----------
+    update : Tensor
+        (d,), the global update.
+    shares : Tensor or None
+        (n,), how much of the update comes from each client. None for rules that work coordinate by coordinate.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FedAvg
+    >>> update, shares = FedAvg()(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+    >>> update, shares
+    (tensor([2., 0.]), tensor([0.5000, 0.5000]))
+    """
+
+    update: Tensor
+    shares: Tensor | None
 
 
 @dataclass(frozen=True)
 class Received:
-    """All that the server knows when it aggregates: the server's view as a type."""
+    """All that the server knows when it aggregates: what a rule may look at.
 
-    updates: Tensor  # (n, d): a row per client, a change of weights
-    root_update: Tensor | None = None  # (d,): the server's own update, from its root set
-    sizes: Tensor | None = None  # (n,): how many training examples each client says it has
-    client_ids: Tensor | None = None  # (n,) int64 in 0..N-1: who sent which row; None where clients are anonymous
-    round: Tensor | None = None  # () int64: the first round is 1; a tensor, since a CUDA graph is captured in one round for all
-    generator: torch.Generator | None = None  # randomness of this round, on the updates' device
-    weights: Tensor | None = None  # (d,): the global model that the clients started from
-    root_loss: Callable[[Tensor], Tensor] | None = None  # models (k, d) -> their losses (k,) on the root set
+    Parameters
+    ----------
+    updates : Tensor
+        (n, d), a row per client: its change of the weights.
+    root_update : Tensor or None, default None
+        (d,), the server's own update, from its root set.
+    sizes : Tensor or None, default None
+        (n,), how many training examples each client says it has.
+    client_ids : Tensor or None, default None
+        (n,) int64 in 0..N-1, the client that sent each row. None if clients are anonymous.
+    round : Tensor or None, default None
+        () int64, 1 in the first round. It is a tensor because one CUDA graph serves all rounds.
+    generator : torch.Generator or None, default None
+        Randomness of this round, on the updates' device.
+    weights : Tensor or None, default None
+        (d,), the global model that the clients started from.
+    root_loss : callable or None, default None
+        Takes models (k, d) and returns their losses (k,) on the root set.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrust, Received
+    >>> received = Received(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), root_update=torch.tensor([2.0, 0.0]))
+    >>> FLTrust().aggregate(received)
+    Aggregate(update=tensor([2., 0.]), shares=tensor([1., 0.]))
+    """
+
+    updates: Tensor
+    root_update: Tensor | None = None
+    sizes: Tensor | None = None
+    client_ids: Tensor | None = None
+    round: Tensor | None = None
+    generator: torch.Generator | None = None
+    weights: Tensor | None = None
+    root_loss: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         check(self.updates, self.root_update, self.sizes)
@@ -59,10 +103,25 @@ class Accumulator(Protocol):
 class Rule:
     """An aggregation rule: a frozen dataclass whose fields are its parameters.
 
-    A rule without memory writes `aggregate`. A rule with memory writes `init`, which gives the memory before the first round, and
-    `step`, which takes it and returns the next; it never changes the memory that it was given. A rule must leave out unusable rows
-    (`rows.measure(updates).usable`), must not look at values to choose a path (a GPU captures the round as a CUDA graph) unless it
-    says `on_host`, and returns the zero update when it trusts nobody.
+    A rule without memory defines `aggregate`. A rule with memory defines `init`, which returns the memory before the first round, and
+    `step`, which takes the memory and returns the next one. `step` never changes the memory it was given.
+
+    Every rule must ignore unusable rows (`rows.measure(updates).usable`), and return the zero update if it trusts nobody. A rule whose path
+    depends on values in a tensor must set `on_host`, because on a GPU the round runs as a CUDA graph. `fltrust.testing.check_rule` checks
+    all of this.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Aggregate, Rule
+    >>> from fltrust.rules.rows import measure
+    >>> class Mean(Rule):
+    ...     def aggregate(self, received):
+    ...         usable = measure(received.updates).usable  # (n,)
+    ...         shares = usable / usable.sum().clamp(min=1)
+    ...         return Aggregate(shares @ torch.where(usable[:, None], received.updates, 0), shares)
+    >>> Mean()(torch.tensor([[1.0, 2.0], [3.0, 6.0], [float("nan"), 0.0]]))
+    Aggregate(update=tensor([2., 4.]), shares=tensor([0.5000, 0.5000, 0.0000]))
     """
 
     registry: ClassVar[Registry] = RULES
@@ -80,17 +139,17 @@ class Rule:
         return ()
 
     def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
-        """One round: what the rule makes of what the server received, and what it remembers of it."""
+        """One round: returns the aggregate of what the server received, and the memory for the next round."""
         return self.aggregate(received), memory
 
     def aggregate(self, received: Received) -> Aggregate:
-        """The rule itself, where it needs no memory."""
+        """The aggregate of what the server received, for a rule without memory."""
         raise InputError(f"{type(self).__name__} must define aggregate(received), or init and step if it has a memory")
 
     def accumulator(self, root_update: Tensor, exact_for: int | None = None) -> Accumulator | None:
-        """The same rule for updates that arrive one after the other; None if it needs all of them at once.
+        """The same rule for updates that arrive one at a time; None if it needs all of them at once.
 
-        `exact_for`: of at most so many updates the order must not show, not even in the last bit.
+        `exact_for`: for at most this many updates, their order must not change a single bit of the result.
         """
         return None
 
@@ -99,7 +158,7 @@ class Rule:
         return type(self).init is not Rule.init
 
     def __call__(self, updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> Aggregate:
-        """The rule on a tensor of updates, without a federation around it: `update, shares = Krum(tolerate=2)(updates)`."""
+        """Applies the rule to a tensor of updates, without a federation: `update, shares = Krum(tolerate=2)(updates)`."""
         if self.has_memory:
             raise InputError(f"{type(self).__name__} remembers earlier rounds: call step(Received(updates, ...), memory)")
         return take_step(self, Received(updates, root_update, sizes), ())[0]

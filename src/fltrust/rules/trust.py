@@ -15,10 +15,10 @@ _CAO = "Cao, Fang, Liu, Gong, NDSS 2021"
 
 
 class TrustRule(Rule):
-    """The mean of the updates at the root update's length, weighted by how well each aligns with the root update.
+    """The mean of the updates, rescaled towards the root update's length and weighted by how closely each aligns with the root update.
 
-    g = (sum_i TS_i g_i s_i + server_trust g_0) / (sum_i TS_i + server_trust), TS_i the cosine with the root update g_0, at least
-    `least_trust`, and s_i the factor that brings g_i to g_0's norm, kept within `stretch`.
+    g = (sum_i TS_i s_i g_i + server_trust g_0) / (sum_i TS_i + server_trust). TS_i is the cosine of g_i with the root update g_0, raised to
+    `least_trust` where it is lower. s_i = ||g_0|| / ||g_i||, kept within `stretch`.
     """
 
     needs_root = True
@@ -43,10 +43,18 @@ class TrustRule(Rule):
 @RULES.register("fltrust", label="FLTrust", look=Look("blue", "v"), reference=_CAO)
 @dataclass(frozen=True)
 class FLTrust(TrustRule):
-    """The mean of the updates at the root update's length, weighted by trust: how far each points the same way (Cao et al. 2021).
+    """The mean of the updates, each rescaled to the root update's length and weighted by its trust score (Cao et al. 2021).
 
     Equation 4: g = 1 / (sum_i TS_i) * sum_i TS_i * (||g_0|| / ||g_i||) * g_i.
-    TS_i = ReLU(cos(g_i, g_0)) is client i's trust, g_0 the root update. If no client is trusted, the update is zero.
+    TS_i = ReLU(cos(g_i, g_0)) is client i's trust score and g_0 is the root update. If no client is trusted, the update is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrust
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]])  # trust scores 1, 0.6 and 0
+    >>> FLTrust()(updates, root_update=torch.tensor([2.0, 0.0]))
+    Aggregate(update=tensor([1.7000, 0.6000]), shares=tensor([0.6250, 0.3750, 0.0000]))
     """
 
     def accumulator(self, root_update: Tensor, exact_for: int | None = None) -> Accumulator:
@@ -56,7 +64,16 @@ class FLTrust(TrustRule):
 @RULES.register("fltrust-server", label="FLTrust-Server", reference=_CAO)
 @dataclass(frozen=True)
 class FLTrustServer(Rule):
-    """FLTrust-Server: the root update alone. It ignores all clients."""
+    """FLTrust-Server: the root update alone. It ignores all clients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrustServer
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]])
+    >>> FLTrustServer()(updates, root_update=torch.tensor([2.0, 0.0]))
+    Aggregate(update=tensor([2., 0.]), shares=tensor([0., 0., 0.]))
+    """
 
     needs_root = True
 
@@ -70,7 +87,18 @@ class FLTrustServer(Rule):
 @RULES.register("fltrust-withserver", label="FLTrust-withServer", reference=_CAO)
 @dataclass(frozen=True)
 class FLTrustWithServer(TrustRule):
-    """FLTrust-withServer: the root update takes part, with trust 1; the clients' shares then sum to less than 1."""
+    """FLTrust-withServer: FLTrust with the root update as one more client, whose trust score is 1.
+
+    g = (g_0 + sum_i TS_i * (||g_0|| / ||g_i||) * g_i) / (1 + sum_i TS_i). The clients' shares sum to less than 1; the rest is the server's.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrustWithServer
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]])
+    >>> FLTrustWithServer()(updates, root_update=torch.tensor([2.0, 0.0]))
+    Aggregate(update=tensor([1.8154, 0.3692]), shares=tensor([0.3846, 0.2308, 0.0000]))
+    """
 
     server_trust = 1.0
 
@@ -78,7 +106,16 @@ class FLTrustWithServer(TrustRule):
 @RULES.register("fltrust-norelu", label="FLTrust-NoReLU", reference=_CAO)
 @dataclass(frozen=True)
 class FLTrustNoReLU(TrustRule):
-    """FLTrust-NoReLU: the trust is the cosine itself, also where it is negative."""
+    """FLTrust-NoReLU: the trust score is the cosine itself, even where it is negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrustNoReLU
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]])  # trust scores 1, 0.6 and -1
+    >>> FLTrustNoReLU()(updates, root_update=torch.tensor([2.0, 0.0]))
+    Aggregate(update=tensor([7.8667, 1.6000]), shares=tensor([ 1.6667,  1.0000, -1.6667]))
+    """
 
     least_trust = -1.0
 
@@ -86,7 +123,18 @@ class FLTrustNoReLU(TrustRule):
 @RULES.register("fltrust-nonorm", label="FLTrust-NoNorm", reference=_CAO)
 @dataclass(frozen=True)
 class FLTrustNoNorm(TrustRule):
-    """FLTrust-NoNorm: the rows keep their lengths."""
+    """FLTrust-NoNorm: FLTrust without rescaling; the updates keep their lengths.
+
+    g = sum_i TS_i g_i / sum_i TS_i.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrustNoNorm
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]])
+    >>> FLTrustNoNorm()(updates, root_update=torch.tensor([2.0, 0.0]))
+    Aggregate(update=tensor([1.7500, 1.5000]), shares=tensor([0.6250, 0.3750, 0.0000]))
+    """
 
     stretch = (1.0, 1.0)
 
@@ -94,6 +142,17 @@ class FLTrustNoNorm(TrustRule):
 @RULES.register("fltrust-parnorm", label="FLTrust-ParNorm", reference=_CAO)
 @dataclass(frozen=True)
 class FLTrustParNorm(TrustRule):
-    """FLTrust-ParNorm: only the rows that are longer than the root update are shortened to its norm."""
+    """FLTrust-ParNorm: FLTrust that only shortens; updates shorter than the root update keep their lengths.
+
+    g = sum_i TS_i * min(1, ||g_0|| / ||g_i||) * g_i / sum_i TS_i.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrustParNorm
+    >>> updates = torch.tensor([[1.0, 0.0], [3.0, 4.0], [-5.0, 0.0]])
+    >>> FLTrustParNorm()(updates, root_update=torch.tensor([2.0, 0.0]))
+    Aggregate(update=tensor([1.0750, 0.6000]), shares=tensor([0.6250, 0.3750, 0.0000]))
+    """
 
     stretch = (0.0, 1.0)
