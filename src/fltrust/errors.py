@@ -2,4 +2,13 @@
 
 
 class InputError(ValueError):
-    """A value, name or file that a user gave and that cannot be used; the message says which, and what would do."""
+    """A value, name or file from the user that cannot be used. The message says which, and what would work.
+
+    Examples
+    --------
+    >>> from fltrust import Krum
+    >>> Krum(tolerate=-1)
+    Traceback (most recent call last):
+        ...
+    fltrust.errors.InputError: Krum cannot tolerate -1 clients: give 0 or more
+    """

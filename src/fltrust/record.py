@@ -11,16 +11,45 @@ from fltrust.state import State
 
 @dataclass(frozen=True)
 class Record:
-    """What is known after a round. All but `round` is empty in rounds that are not evaluated."""
+    """What is known after a round. Rounds that are not evaluated have only their number.
+
+    Parameters
+    ----------
+    round : int
+        1 in the first round.
+    metrics : mapping, default empty
+        By name, a number or a list of numbers; see 'fltrust list metrics'.
+    malicious : int or None, default None
+        How many of the round's clients are malicious. They come first in the fields below.
+    clients : tuple of int or None, default None
+        The clients that took part.
+    shares : tuple of float or None, default None
+        Each client's share of the global update. None for rules that work coordinate by coordinate.
+    cosine : tuple of float or None, default None
+        Of each update with the root update, where there is one. None in rounds with more clients than fit in memory.
+    norm : tuple of float or None, default None
+        The length of each update. None in rounds with more clients than fit in memory.
+    state : State or None, default None
+        All that the next round needs.
+
+    Examples
+    --------
+    >>> from fltrust import Record
+    >>> record = Record(round=50, metrics={"test_error": 0.25}, malicious=1, clients=(4, 7), cosine=(-0.5, 1.0))
+    >>> record.test_error
+    0.25
+    >>> record.trust
+    (0.0, 1.0)
+    """
 
     round: int
-    metrics: Mapping[str, Any] = field(default_factory=dict)  # by name: a number, or a list of numbers; see metrics.py
-    malicious: int | None = None  # how many of the clients below; they come first
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    malicious: int | None = None
     clients: tuple[int, ...] | None = None
-    shares: tuple[float, ...] | None = None  # each client's share of the global update; None for the coordinate-wise rules
-    cosine: tuple[float, ...] | None = None  # with the root update, where there is one; trust is its positive part
-    norm: tuple[float, ...] | None = None  # (like cosine, not kept in rounds of more clients than fit in memory)
-    state: State | None = None  # all that the next round needs
+    shares: tuple[float, ...] | None = None
+    cosine: tuple[float, ...] | None = None
+    norm: tuple[float, ...] | None = None
+    state: State | None = None
 
     @property
     def evaluated(self) -> bool:
@@ -41,7 +70,7 @@ class Record:
 
     @property
     def success(self) -> float | None:
-        """Of a backdoor, where the attack has one."""
+        """The backdoor's success rate, if the attack has a backdoor."""
         return self.metrics.get("success")
 
     @property

@@ -16,11 +16,34 @@ Tree = TypeVar("Tree")
 
 
 class State(NamedTuple):
-    weights: Tensor  # (d,): the global model
+    """All that one round hands to the next. A round returns a new state and leaves the old one as it is.
+
+    Parameters
+    ----------
+    weights : Tensor
+        (d,), the global model.
+    rule : memory, default ()
+        What the rule remembers.
+    attack : memory, default ()
+        What the attacker remembers.
+    clients : memory, default ()
+        The clients' momentum.
+    server : memory, default ()
+        What the server's optimiser remembers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import State
+    >>> State(weights=torch.zeros(2))
+    State(weights=tensor([0., 0.]), rule=(), attack=(), clients=(), server=())
+    """
+
+    weights: Tensor
     rule: Memory = ()
     attack: Memory = ()
-    clients: Memory = ()  # their momentum
-    server: Memory = ()  # its optimiser's
+    clients: Memory = ()
+    server: Memory = ()
 
 
 def leaves(memory: Memory, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -13,15 +13,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trigger:
-    """A pattern that shall make the model answer `target`: the features at `where` are set to `value`."""
+    """A backdoor's pattern: the features at `where` are set to `value`, so that the model answers `target`.
 
-    where: tuple[tuple[int, ...], ...]  # (row, column) of pixels, set in all channels; (feature,) of vectors
+    Parameters
+    ----------
+    where : tuple of tuples of int
+        The (row, column) of each pixel, which is set in all channels; of vectors, the (feature,).
+    value : float
+        The value of these features.
+    target : int
+        The class that the attacker wants.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Trigger
+    >>> Trigger(where=((1,),), value=9.0, target=0).stamp(torch.zeros(2, 3))
+    tensor([[0., 9., 0.],
+            [0., 9., 0.]])
+    """
+
+    where: tuple[tuple[int, ...], ...]
     value: float
     target: int
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> "Trigger":
-        """A trigger as it stands in a file: {"where": [[26, 26], ...], "value": 1.0, "target": 0}."""
+        """A trigger as a file holds it: {"where": [[26, 26], ...], "value": 1.0, "target": 0}."""
         names = [field.name for field in fields(cls)]
         if sorted(written) != sorted(names):
             raise InputError(f"a trigger has the fields {', '.join(names)}, not {', '.join(map(str, written)) or 'none'}")
@@ -34,7 +52,7 @@ class Trigger:
         return trigger
 
     def stamp(self, images: "Tensor") -> "Tensor":
-        """A copy of the images (k, c, h, w), or vectors (k, features), that carries the trigger."""
+        """A copy of the images (k, c, h, w) or vectors (k, features) with the trigger in each."""
         stamped = images.clone()
         for spot in self.where:
             size = images.shape[-len(spot) :]

@@ -21,16 +21,41 @@ class Adaptive(Attack):
 
     Zeroth-order ascent of the damage h over the malicious clients' unit vectors e'_i, one after another.
 
-    From the Trim attack's directions, V = `rounds` times, for each client, Q = `steps` times: draw u ~ N(0, `variance` I),
-    e'_i += eta (h(e'_i + gamma u) - h(e'_i)) / gamma u, normalise; eta = `step_size`, gamma = `smoothing`. Sent is ||g_0|| e'_i, or
-    e'_i with another `length`: FLTrust makes all alike, the other rules do not, and the paper does not say.
+    It starts from the Trim attack's directions. V times, for each client, Q times: draw u ~ N(0, `variance` I), set
+    e'_i += eta (h(e'_i + gamma u) - h(e'_i)) / gamma u, and normalise e'_i. Client i sends ||g_0|| e'_i, where g_0 is the root update. If
+    g_0 is zero, NaN or infinite, the attack can gain nothing and sends rows of zeros.
 
-    h sees e'_i only through its coordinates along e_0 and s, and the law of u is the same in every orthonormal basis. So client i's
-    steps are taken in this one: e_0; s and then the first e'_i, each less what lies along those before; the direction in which e'_i has
-    left the span of these three so far; and the direction in which the new u leaves all four. u's coordinates are four normals and, in
-    the last, the length of a normal vector of d - 4 dimensions. Where all of it left the span to is a direction that no step depends
-    on, uniform among those orthogonal to the three: it is drawn once, at the end. This is Algorithm 3 without approximation (for
-    d > 4), for V Q m times five random numbers instead of d. A root update that is zero or broken leaves nothing to gain: rows of zeros.
+    How it is computed: h depends on e'_i only through its coordinates along e_0 and s, and u has the same distribution in every orthonormal
+    basis. So client i's steps use this basis: e_0; s and then the first e'_i, each without its part along those before; the direction in
+    which e'_i has left the span of these three so far; and the direction in which the new u leaves all four. The coordinates of u are four
+    normals and, for the last, the length of a normal vector of d - 4 dimensions. No step depends on the direction in which e'_i left the
+    span. It is uniform among those orthogonal to the three, so it is drawn once, at the end. This is Algorithm 3 without approximation (for
+    d > 4), with five random numbers for each of the V Q m steps instead of d.
+
+    Parameters
+    ----------
+    rounds : int, default 10
+        V, how often the attack goes through the malicious clients.
+    steps : int, default 10
+        Q, how many steps a client takes at a time.
+    variance : float, default 0.5
+        Variance of each coordinate of u.
+    smoothing : float, default 0.005
+        gamma, how far along u the damage is tried.
+    step_size : float, default 0.01
+        eta.
+    length : float or None, default None
+        Length of the crafted updates; None takes the root update's. FLTrust rescales all updates, so there it makes no difference. For
+        other rules it does, and the paper gives no length.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Adaptive, Knowledge, norms
+    >>> own, others, root_update = torch.eye(6)[:1], torch.eye(6)[:2], torch.tensor([2.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    >>> known = Knowledge(own, others, root_update, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> norms(Adaptive().craft(known)).round(decimals=3)  # as long as the root update
+    tensor([2.])
     """
 
     rounds: int = 10
@@ -38,7 +63,7 @@ class Adaptive(Attack):
     variance: float = 0.5
     smoothing: float = 0.005
     step_size: float = 0.01
-    length: float | None = None  # of what is sent; None: the root update's
+    length: float | None = None
 
     knowledge = "full"
     needs_root = True
@@ -125,15 +150,28 @@ def ascend(start: Tensor, noise: Tensor, terms: Tensor) -> Tensor:
 @ATTACKS.register("optimal-adaptive", label="Exact adaptive", look=Look("red", "*"), reference="after Cao et al., NDSS 2021")
 @dataclass(frozen=True)
 class OptimalAdaptive(Attack):
-    """The strongest attack of the adaptive kind: what the paper's Algorithm 3 searches for, found exactly.
+    """The strongest attack of the adaptive kind: the exact optimum that the paper's Algorithm 3 searches for.
 
-    The maximiser of its objective h is the same e' for all malicious clients, in the plane of e_0 and s.
+    The objective h is largest if all malicious clients send the same e', in the plane of e_0 and s.
 
-    Of all unit vectors with trust p = <e', e_0> = cos t, e' = cos(t) e_0 - sin(t) s_perp has the least <e', s>, where s_perp is the
-    direction of s less its part along e_0. So h is largest where (m p q + B) / (m p + C) is least, q = <e', s>, B and C the honest
-    clients' pull and trust: a search over one angle in [0, pi / 2). If <s, e_0> >= 0 there is one minimum, since then p q is convex in p.
-    p stays so far from 0 that rounding does not make it negative; nothing is lost, since the limit p = 0 is continuous and,
-    where no honest client is trusted, worse. A root update that is zero or broken leaves nothing to gain: rows of zeros.
+    Of all unit vectors with trust p = <e', e_0> = cos t, e' = cos(t) e_0 - sin(t) s_perp has the least <e', s>. Here s_perp is the
+    direction of s without its part along e_0. So h is largest where (m p q + B) / (m p + C) is least, with q = <e', s>, and B and C the
+    honest clients' pull and trust. This is a search over one angle in [0, pi / 2). If <s, e_0> >= 0 there is one minimum, since p q is then convex in p.
+
+    p stays far enough from 0 that rounding cannot make it negative. This loses nothing: the limit p = 0 is continuous and, where no honest
+    client is trusted, worse. If the root update is zero, NaN or infinite, the attack can gain nothing and sends rows of zeros.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import FLTrust, Knowledge, OptimalAdaptive
+    >>> own, others, root_update = torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([2.0, 0.0])
+    >>> known = Knowledge(own, others, root_update, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> crafted = OptimalAdaptive().craft(known)
+    >>> FLTrust()(known.updates, root_update).update  # without attack
+    tensor([1.8470, 0.3694])
+    >>> FLTrust()(torch.cat((crafted, others)), root_update).update  # the second coordinate has changed its sign
+    tensor([ 1.8096, -0.3648])
     """
 
     knowledge = "full"

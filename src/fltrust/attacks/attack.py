@@ -25,21 +25,56 @@ Level = Literal["full", "partial"]
 
 @dataclass(frozen=True)
 class Knowledge:
-    """All that the attacker knows in a round."""
+    """All that the attacker knows in a round: what an attack may look at.
 
-    own: Tensor  # (m, d)
-    others: Tensor | None  # (n-m, d); None under partial knowledge
-    root_update: Tensor | None  # (d,); None under partial knowledge
+    n clients take part in the round. The first m of them are malicious.
+
+    Parameters
+    ----------
+    own : Tensor
+        (m, d), the updates that the malicious clients computed as the protocol asks.
+    others : Tensor or None
+        (n-m, d), the honest clients' updates. None under partial knowledge.
+    root_update : Tensor or None
+        (d,), the server's own update. None under partial knowledge.
+    n : int
+        How many clients take part in this round.
+    tolerate : int
+        How many malicious clients the server's rule expects.
+    num_clients : int
+        How many clients the whole federation has.
+    generator : torch.Generator
+        Randomness of this round, on the updates' device.
+    client_ids : Tensor or None, default None
+        (n,) int64 in 0..num_clients-1, the client that sent each row, malicious clients first.
+    round : Tensor or None, default None
+        () int64, 1 in the first round.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Knowledge
+    >>> own, others = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0], [3.0, 4.0]])
+    >>> known = Knowledge(own, others, root_update=None, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> known.updates
+    tensor([[1., 0.],
+            [0., 2.],
+            [3., 4.]])
+    """
+
+    own: Tensor
+    others: Tensor | None
+    root_update: Tensor | None
     n: int
-    tolerate: int  # how many malicious clients the server's rule expects
-    num_clients: int  # in the whole federation, also those that do not take part in this round
-    generator: torch.Generator  # of noise, on the updates' device
-    client_ids: Tensor | None = None  # (n,) int64 in 0..num_clients-1: who sent which row, the malicious clients first
-    round: Tensor | None = None  # () int64: the first round is 1
+    tolerate: int
+    num_clients: int
+    generator: torch.Generator
+    client_ids: Tensor | None = None
+    round: Tensor | None = None
 
     @property
     def honest(self) -> Tensor:
-        """The honest clients' updates (n-m, d), for an attack that cannot do without them."""
+        """The honest clients' updates (n-m, d), for an attack that needs them; an error under partial knowledge."""
         if self.others is None:
             raise InputError(f"this attack needs full knowledge: it was shown {len(self.own)} of {self.n} updates")
         return self.others
@@ -57,10 +92,23 @@ class Knowledge:
 
 
 class Attack:
-    """What malicious clients do; the default is to follow the protocol. Attacks are frozen dataclasses of their parameters.
+    """What malicious clients do: a frozen dataclass whose fields are its parameters. The default is to follow the protocol.
 
-    An attack without memory writes `poison`, `craft` or both. An attack with memory writes `init`, which gives the memory before the
-    first round, and `step`, which takes it and returns the next; it never changes the memory that it was given.
+    An attack without memory defines `poison`, `craft` or both. An attack with memory defines `init`, which returns the memory before the
+    first round, and `step`, which takes the memory and returns the next one. `step` never changes the memory it was given.
+    `fltrust.testing.check_attack` checks this.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Attack, Knowledge
+    >>> class SignFlip(Attack):
+    ...     def craft(self, known):
+    ...         return -known.own
+    >>> own = torch.tensor([[1.0, -2.0]])
+    >>> known = Knowledge(own, others=None, root_update=None, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> SignFlip().craft(known)
+    tensor([[-1.,  2.]])
     """
 
     registry: ClassVar[Registry] = ATTACKS
@@ -72,7 +120,7 @@ class Attack:
     trigger: Trigger | None = None
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """What a malicious client makes of its own examples, once, before training."""
+        """How a malicious client changes its own examples, once, before training."""
         return images, labels
 
     def init(self, num_clients: int, like: Tensor) -> Memory:
@@ -80,11 +128,11 @@ class Attack:
         return ()
 
     def step(self, known: Knowledge, memory: Memory) -> tuple[Tensor, Memory]:
-        """One round: what the malicious clients send (m, d), and what the attacker remembers. m may be 0."""
+        """One round: returns what the malicious clients send (m, d), and the memory for the next round. m may be 0."""
         return self.craft(known), memory
 
     def craft(self, known: Knowledge) -> Tensor:
-        """What the malicious clients send (m, d) in place of their own updates, where the attack needs no memory."""
+        """What the malicious clients send (m, d) in place of their own updates, for an attack without memory."""
         return known.own
 
     @property

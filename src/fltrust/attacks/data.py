@@ -14,7 +14,17 @@ from fltrust.triggers import Trigger
 @ATTACKS.register("none", label="No attack", look=Look("grey", "o"))
 @dataclass(frozen=True)
 class NoAttack(Attack):
-    """Malicious clients that do nothing wrong."""
+    """No attack: the malicious clients follow the protocol.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Knowledge, NoAttack
+    >>> own = torch.tensor([[1.0, -2.0]])
+    >>> known = Knowledge(own, others=None, root_update=None, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> NoAttack().craft(known)
+    tensor([[ 1., -2.]])
+    """
 
     alone = True
     idle = True
@@ -23,7 +33,16 @@ class NoAttack(Attack):
 @ATTACKS.register("label-flip", label="Label flipping", look=Look("sky", "X"), reference="Tolpegin et al., ESORICS 2020")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Label l becomes M - 1 - l on the malicious clients' examples, M the number of classes."""
+    """Label l becomes M - 1 - l on the malicious clients' examples, where M is the number of classes (Tolpegin et al. 2020).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import LabelFlip
+    >>> images, labels = LabelFlip().poison(torch.zeros(3, 2), torch.tensor([0, 1, 9]), num_classes=10)
+    >>> labels
+    tensor([9, 8, 0])
+    """
 
     alone = True
 
@@ -36,10 +55,30 @@ class LabelFlip(Attack):
 @ATTACKS.register("scaling", label="Scaling attack", look=Look("pink", "D"), reference="Bagdasaryan et al., AISTATS 2020")
 @dataclass(frozen=True)
 class Scaling(Attack):
-    """The Scaling attack (Bagdasaryan et al. 2020): a backdoor in the data, and the update times `factor`.
+    """The Scaling attack: a backdoor in the data, and updates multiplied by a factor (Bagdasaryan et al. 2020).
 
-    Every local example is there twice, and the copy carries the trigger and its target label (so a malicious client says that it has
-    twice as many, and FedAvg believes it). The factor is the number of clients unless another is given.
+    A malicious client adds a copy of each of its examples. The copy carries the trigger and has the target label. So the client reports
+    twice as many examples, and FedAvg believes it. It then sends `factor` times its update.
+
+    Parameters
+    ----------
+    trigger : Trigger
+        The pattern of the backdoor. `Experiment.on` takes the data set's if none is given.
+    factor : float or None, default None
+        None takes the number of clients in the federation.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Knowledge, Scaling, Trigger
+    >>> attack = Scaling(Trigger(where=((1,),), value=9.0, target=0))
+    >>> attack.poison(torch.tensor([[1.0, 2.0]]), torch.tensor([3]), num_classes=10)
+    (tensor([[1., 2.],
+            [1., 9.]]), tensor([3, 0]))
+    >>> own = torch.tensor([[1.0, -2.0]])
+    >>> known = Knowledge(own, others=None, root_update=None, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> attack.craft(known)
+    tensor([[ 3., -6.]])
     """
 
     trigger: Trigger

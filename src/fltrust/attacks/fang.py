@@ -16,12 +16,31 @@ from fltrust.rules.rows import sq_distances
 @ATTACKS.register("trim", label="Trim attack", look=Look("green", "^"), reference="Fang et al., USENIX Security 2020")
 @dataclass(frozen=True)
 class TrimAttack(Attack):
-    """The attack of Fang et al. 2020 on the trimmed mean and the median: every coordinate a little beyond the honest ones.
+    """The attack on the trimmed mean and the median: every coordinate lies a little beyond the honest ones (Fang et al. 2020).
 
-    s is the sign of the updates' sum in a coordinate, and the malicious values lie where they push against it.
-    Full knowledge: D = the updates' min if s > 0, their max if s < 0; the values are D / r if s D > 0, else D r, r ~ U[1, b].
-    The updates are all clients' before the attack, or with `honest_only` those of the clients that are not malicious. b is `reach`.
-    Partial: mu - s r sigma, r ~ U[3, 4], with mean mu and standard deviation sigma of the own updates (of one update sigma is 0).
+    s is the sign of the sum of the updates in a coordinate. The malicious values push against it.
+    Full knowledge: D is the smallest value of the updates if s > 0, and the largest if s < 0. The crafted values are D / r if s D > 0 and
+    D r otherwise, with r ~ U[1, b].
+    Partial knowledge: the crafted values are mu - s r sigma, with r ~ U[3, 4]. mu and sigma are the mean and standard deviation of the
+    malicious clients' own updates (sigma is 0 if there is only one).
+
+    Parameters
+    ----------
+    knowledge : "full" or "partial", default "full"
+        Whether the attacker sees the honest clients' updates.
+    reach : float, default 2.0
+        b, at least 1. At 1 nothing is random under full knowledge.
+    honest_only : bool, default False
+        True computes s and D from the honest clients' updates. False uses all clients' updates before the attack.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Knowledge, TrimAttack
+    >>> own, others = torch.tensor([[2.0, -1.0]]), torch.tensor([[1.0, -3.0], [4.0, -2.0]])
+    >>> known = Knowledge(own, others, root_update=None, n=3, tolerate=1, num_clients=3, generator=torch.Generator())
+    >>> TrimAttack(reach=1.0).craft(known)
+    tensor([[ 1., -1.]])
     """
 
     knowledge: Level = "full"
@@ -52,14 +71,28 @@ class TrimAttack(Attack):
 @ATTACKS.register("krum", label="Krum attack", look=Look("orange", "s"), reference="Fang et al., USENIX Security 2020")
 @dataclass(frozen=True)
 class KrumAttack(Attack):
-    """The attack of Fang et al. 2020 on Krum: the largest step against Krum's choice that Krum still chooses.
+    """The attack on Krum: the largest step against Krum's choice that Krum still chooses (Fang et al. 2020).
 
-    The rows are -lambda s, the same for all but for noise of norm at most 0.01 on all except the first. lambda is the first of 1, 1/2,
-    1/4 ... for which Krum picks one of them, or the last that is not below 1e-5 if it never does.
-    Full knowledge: s is the sign of what Krum picks from all updates before the attack; Krum sees the malicious rows and the honest ones.
-    Partial: s is the sign of the own updates' mean. The m own updates play the honest clients: the attacker tries k = 1 ... m crafted
-    rows beside them, with a Krum that expects k, and takes the first k, and for it the first lambda, that works. (Such a Krum looks at
-    m - 2 neighbours, here at one at least, so that one or two malicious clients can attack too.)
+    Every crafted row is -lambda s. All but the first also carry noise of norm at most 0.01. lambda is the first of 1, 1/2, 1/4 ... for
+    which Krum picks a crafted row. If there is none, it is the last one that is at least 1e-5.
+    Full knowledge: s is the sign of what Krum picks from all updates before the attack. Krum sees the crafted rows and the honest ones.
+    Partial knowledge: s is the sign of the mean of the m own updates, which stand in for the honest clients. The attacker adds k = 1 ... m
+    crafted rows to them and runs a Krum that expects k malicious clients. It takes the first k, and for it the first lambda, that works.
+    (Such a Krum looks at m - 2 neighbours. Here it looks at one or more, so that one or two malicious clients can attack too.)
+
+    Parameters
+    ----------
+    knowledge : "full" or "partial", default "full"
+        Whether the attacker sees the honest clients' updates.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Knowledge, KrumAttack
+    >>> own, others = torch.tensor([[4.0]]), torch.tensor([[1.0], [2.8], [6.0]])
+    >>> known = Knowledge(own, others, root_update=None, n=4, tolerate=1, num_clients=4, generator=torch.Generator())
+    >>> KrumAttack().craft(known)  # -1.0 would fail: its nearest, 1.0, is 2.0 away, and 1.0 and 2.8 are nearer to each other
+    tensor([[-0.5000]])
     """
 
     knowledge: Level = "full"

@@ -26,10 +26,29 @@ class Learnt(NamedTuple):
 class Mimic(Attack):
     """All malicious clients copy one honest client, so that its data count for more than the others' (Karimireddy et al. 2022).
 
-    The client is the one farthest along z, the direction in which honest updates vary most. z is learnt online in the first `warmup`
-    rounds: with t rounds before this one, mu <- (t mu + mean_i x_i) / (t + 1), z <- t z + c / ||c||, normalised, where
-    c = sum_i <x_i - mu, z> (x_i - mu); z starts as noise. After the warm-up the target stays fixed. Our choice where it is not drawn in
-    a round: the client farthest along z among those that are.
+    They copy the client farthest along z, the direction in which honest updates vary most. The attacker learns z in the first `warmup`
+    rounds. After t earlier rounds, mu <- (t mu + mean_i g_i) / (t + 1) and z <- t z + c / ||c||, normalised, where
+    c = sum_i <g_i - mu, z> (g_i - mu). z starts as noise. After the warm-up the target stays the same. If the target does not take part in
+    a round, the attacker copies the client farthest along z among those that do; this is our choice.
+
+    Parameters
+    ----------
+    warmup : int, default 1
+        How many rounds the attacker learns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Knowledge, Mimic
+    >>> known = Knowledge(
+    ...     own=torch.tensor([[1.0, 0.0], [2.0, 0.0]]), others=torch.tensor([[0.0, 5.0]]), root_update=None,
+    ...     n=3, tolerate=2, num_clients=3, generator=torch.Generator(), client_ids=torch.arange(3),
+    ... )
+    >>> attack = Mimic()
+    >>> rows, memory = attack.step(known, attack.init(num_clients=3, like=torch.zeros(2)))
+    >>> rows
+    tensor([[0., 5.],
+            [0., 5.]])
     """
 
     warmup: int = 1

@@ -19,7 +19,7 @@ from fltrust.rules.rule import Aggregate
 class TrustAccumulator:
     """The rule `FLTrust` for updates that arrive one at a time.
 
-    g = (sum_i TS_i g_i ||g_0|| / ||g_i||) / (sum_i TS_i). Both sums grow as updates arrive, so memory does not grow with the clients' updates.
+    g = (sum_i TS_i g_i ||g_0|| / ||g_i||) / (sum_i TS_i). Both sums grow as updates arrive, and no update is kept.
 
     A client's trust score depends only on its own update and the root update. So the order and grouping of the updates do not matter,
     except for rounding in float64. Accumulators can be merged: clients may report to several aggregators, and these to one.

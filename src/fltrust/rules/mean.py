@@ -19,7 +19,7 @@ class FedAvg(Rule):
     Parameters
     ----------
     by_size : bool, default True
-        False gives the plain mean, as in the code that FLTrust's authors released.
+        False gives the plain mean, as in the code that FLTrust's authors released. So do updates that come without sizes.
 
     Examples
     --------

@@ -14,9 +14,10 @@ from fltrust.state import Memory
 
 @dataclass(frozen=True)
 class ServerOptimiser:
-    """`init` gives its memory before the first round; `step` turns the aggregated update (d,) into a direction (d,) and the next memory.
+    """How the server turns the aggregated update into a step of the model.
 
-    The model then moves by global_lr times that direction.
+    `init` returns the memory before the first round. `step` takes the aggregated update (d,) and the memory, and returns a direction
+    (d,) and the next memory. The model then moves by global_lr times that direction.
     """
 
     registry: ClassVar[Registry] = OPTIMISERS
@@ -31,7 +32,14 @@ class ServerOptimiser:
 @OPTIMISERS.register("sgd", label="SGD")
 @dataclass(frozen=True)
 class SGD(ServerOptimiser):
-    """The aggregate as it is: the model moves by global_lr times it."""
+    """The aggregate as it is: the model moves by global_lr times it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> SGD().step(torch.tensor([1.0, -2.0]), ())
+    (tensor([ 1., -2.]), ())
+    """
 
     def step(self, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         return update, memory
@@ -40,7 +48,22 @@ class SGD(ServerOptimiser):
 @OPTIMISERS.register("momentum", label="server momentum", reference="Hsu, Qi, Brown 2019 (FedAvgM)")
 @dataclass(frozen=True)
 class Momentum(ServerOptimiser):
-    """v <- beta v + g; the model moves along v (Hsu et al. 2019, FedAvgM)."""
+    """v <- beta v + g; the model moves along v (Hsu et al. 2019, FedAvgM).
+
+    Parameters
+    ----------
+    beta : float, default 0.9
+        How much of v stays in each round.
+
+    Examples
+    --------
+    >>> import torch
+    >>> server, update = Momentum(beta=0.5), torch.tensor([1.0, -2.0])
+    >>> direction, memory = server.step(update, server.init(update))
+    >>> direction, memory = server.step(update, memory)
+    >>> direction
+    tensor([ 1.5000, -3.0000])
+    """
 
     beta: float = 0.9
 
@@ -65,7 +88,24 @@ class Moments(NamedTuple):
 class Adam(ServerOptimiser):
     """m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2; the model moves along m / (sqrt(v) + tau) (Reddi et al. 2021, FedAdam).
 
-    As there, without bias correction; tau is how adaptive it is, in the units of the aggregate.
+    As in that paper, there is no bias correction.
+
+    Parameters
+    ----------
+    beta1 : float, default 0.9
+        How much of m stays in each round.
+    beta2 : float, default 0.99
+        How much of v stays in each round.
+    tau : float, default 0.001
+        In the units of the aggregate. The smaller it is, the more the steps adapt to each coordinate.
+
+    Examples
+    --------
+    >>> import torch
+    >>> server, update = Adam(beta1=0.5, beta2=0.75, tau=1.0), torch.tensor([2.0, -6.0])
+    >>> direction, memory = server.step(update, server.init(update))
+    >>> direction  # 1 / (1 + 1) and -3 / (3 + 1)
+    tensor([ 0.5000, -0.7500])
     """
 
     beta1: float = 0.9
