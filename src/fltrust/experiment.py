@@ -37,7 +37,20 @@ def _field(default: Any, help: str, registry: Registry | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run's numbers, but for the rounding of the device that it runs on."""
+    """Everything that decides a run's numbers, except for the rounding of the device.
+
+    `Experiment.on` starts from a data set's usual settings, and is what you want in most cases. `Experiment(...)` takes every field as it
+    is. `fltrust run --help` explains each field: --num-clients there is num_clients here.
+
+    Examples
+    --------
+    >>> from fltrust import Experiment
+    >>> run = Experiment.on("mnist-0.5", "krum", "trim", num_clients=50, rounds=500)
+    >>> run.malicious  # the data set's share, 20 %
+    10
+    >>> run.rule
+    Krum(tolerate=10)
+    """
 
     dataset: str = _field("mnist-0.5", "Data set, split and usual settings; see 'fltrust list datasets'.")
     model: str = _field("cnn", "Network; see 'fltrust list models'.")
@@ -122,9 +135,20 @@ class Experiment:
     def on(dataset: str = "mnist-0.5", rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> "Experiment":
         """The usual experiment on a data set, with changes: `Experiment.on("mnist-0.5", "krum", "trim", rounds=500, seed=1)`.
 
-        A rule, an attack or any other part is a value, a name, or a mapping {"name": ..., parameter: ...}. Parameters with no default or
-        None that are left out are the paper's: `tolerate` and `trim` are how many of a round's clients are malicious, `trigger` is the
-        data set's. A `split` replaces the data set's bias, and a `bias` its split.
+        A rule, an attack or any other part is a value, a name, or a mapping {"name": ..., parameter: ...}. If you leave out a parameter
+        that has no default or None, the paper's value is used: `tolerate` and `trim` are how many of a round's clients are malicious, and
+        `trigger` is the data set's. A `split` replaces the data set's bias, and a `bias` its split.
+
+        Parameters
+        ----------
+        dataset : str, default "mnist-0.5"
+            See 'fltrust list datasets'.
+        rule : Rule, str or mapping, default "fltrust"
+            See 'fltrust list rules'.
+        attack : Attack, str or mapping, default "none"
+            See 'fltrust list attacks'.
+        **changes
+            Any other field of `Experiment`.
         """
         profile = DATASETS.entry(dataset).kind
         for name in changes:
@@ -159,12 +183,12 @@ class Experiment:
 
     @property
     def key(self) -> str:
-        """Names the run's results: the same experiment, the same key. A field that is added later, with a default, changes no key."""
+        """Names the run's results: equal experiments have equal keys. A field that is added later with a default changes no key."""
         chosen = plain(self, lambda value, field: value != field.default)
         return hashlib.sha256(canonical(chosen).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, as JSON and TOML can hold it; those that came later only where they differ from their default."""
+        """Every field, as JSON and TOML can hold it. Fields that were added later are left out while they have their default."""
         written: dict[str, Any] = plain(self, lambda value, field: field.name not in _LATER or value != field.default)
         return written
 

@@ -22,7 +22,34 @@ DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the de
 
 
 def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None = None) -> Iterator[Record]:
-    """Yields a record after each round, resuming after round `after` with its `state` (a record's, or a checkpoint's)."""
+    """Runs an experiment and yields a record after each round.
+
+    Parameters
+    ----------
+    run : Experiment
+        What to run.
+    task : Task
+        The data and the model, from `build_task` or `Task.from_arrays`.
+    after : int, default 0
+        Resume after this round.
+    state : State or None, default None
+        The state of round `after`, from its record or a checkpoint.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from fltrust import Experiment, Task, simulate
+    >>> inputs, targets = np.array([[-1.0], [1.0]] * 4), [0, 1] * 4
+    >>> model = torch.nn.Linear(1, 2, bias=False)
+    >>> _ = torch.nn.init.zeros_(model.weight)
+    >>> clients, root = np.arange(6).reshape(3, 2), np.array([6, 7])
+    >>> task = Task.from_arrays(inputs, targets, inputs[:2], targets[:2], clients=list(clients), root=root, model=model)
+    >>> run = Experiment(num_clients=3, clients_per_round=3, malicious=0, rounds=2, batch_size=2, global_lr=1.0, evaluate_every=1)
+    >>> for record in simulate(run, task):
+    ...     print(record.round, record.test_error)
+    1 0.0
+    2 0.0
+    """
     if len(task.clients) != run.num_clients or task.malicious != run.malicious:
         raise InputError(
             f"the task has {len(task.clients)} clients, {task.malicious} malicious; the experiment {run.num_clients} and {run.malicious}"

@@ -26,12 +26,48 @@ NAN, INF = float("nan"), float("inf")
 
 
 def check_rule(rule: Rule, dtype: torch.dtype = torch.float32) -> None:
-    """Raises an AssertionError that names each law that the rule breaks, and how."""
+    """Raises an AssertionError that names each law that the rule breaks, and how.
+
+    Parameters
+    ----------
+    rule : Rule
+        The rule to check, with its parameters.
+    dtype : torch.dtype, default torch.float32
+        Of the updates that the laws are tried on.
+
+    Examples
+    --------
+    >>> from fltrust import Aggregate, Median, Rule
+    >>> from fltrust.testing import check_rule
+    >>> check_rule(Median())
+    >>> class First(Rule):
+    ...     def aggregate(self, received):
+    ...         return Aggregate(received.updates[0], None)
+    >>> check_rule(First())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    AssertionError: First() breaks ... laws:
+      The order of the rows does not matter, ...
+    """
     _check(rule, RULE_LAWS, dtype)
 
 
 def check_attack(attack: Attack, dtype: torch.dtype = torch.float32) -> None:
-    """Raises an AssertionError that names each law that the attack breaks, and how."""
+    """Raises an AssertionError that names each law that the attack breaks, and how.
+
+    Parameters
+    ----------
+    attack : Attack
+        The attack to check, with its parameters.
+    dtype : torch.dtype, default torch.float32
+        Of the updates that the laws are tried on.
+
+    Examples
+    --------
+    >>> from fltrust import LabelFlip
+    >>> from fltrust.testing import check_attack
+    >>> check_attack(LabelFlip())
+    """
     _check(attack, ATTACK_LAWS, dtype)
 
 

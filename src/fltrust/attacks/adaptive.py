@@ -156,7 +156,8 @@ class OptimalAdaptive(Attack):
 
     Of all unit vectors with trust p = <e', e_0> = cos t, e' = cos(t) e_0 - sin(t) s_perp has the least <e', s>. Here s_perp is the
     direction of s without its part along e_0. So h is largest where (m p q + B) / (m p + C) is least, with q = <e', s>, and B and C the
-    honest clients' pull and trust. This is a search over one angle in [0, pi / 2). If <s, e_0> >= 0 there is one minimum, since p q is then convex in p.
+    honest clients' pull and trust. This is a search over one angle in [0, pi / 2). If <s, e_0> >= 0 there is one minimum, since p q is then
+    convex in p.
 
     p stays far enough from 0 that rounding cannot make it negative. This loses nothing: the limit p = 0 is continuous and, where no honest
     client is trusted, worse. If the root update is zero, NaN or infinite, the attack can gain nothing and sends rows of zeros.

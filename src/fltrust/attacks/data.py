@@ -62,8 +62,8 @@ class Scaling(Attack):
 
     Parameters
     ----------
-    trigger : Trigger
-        The pattern of the backdoor. `Experiment.on` takes the data set's if none is given.
+    trigger : Trigger, default None
+        The pattern of the backdoor. None is refused; `Experiment.on` replaces it by the data set's trigger.
     factor : float or None, default None
         None takes the number of clients in the federation.
 

@@ -27,7 +27,30 @@ def build_task(
     data_dir: str | None = None,
     load: Callable[[str, str | None], Examples] = datasets.examples_of,
 ) -> Task:
-    """The task of an experiment on a registered data set. Who builds many tasks gives a `load` that remembers what it has read."""
+    """Builds an experiment's task: loads the data, splits them over server and clients, and poisons the malicious clients' part.
+
+    Parameters
+    ----------
+    run : Experiment
+        Its fields decide the data set, the split, the model and the attack.
+    device : str, default "cpu"
+        Where the examples and the model are kept: "cpu" or "cuda".
+    data_dir : str or None, default None
+        The folder of the data files; None takes the usual one.
+    load : callable, default reads the registered data set
+        Takes the name of a data set and `data_dir`, and returns its `Examples`. To build many tasks, give one with a cache.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fltrust import Experiment, build_task
+    >>> from fltrust.datasets import Examples
+    >>> inputs, targets = np.array([[-1.0], [1.0]] * 10, np.float32), np.array([0, 1] * 10)
+    >>> points = Examples(inputs, targets, inputs[:2], targets[:2], num_classes=2)
+    >>> run = Experiment(dataset="points", model="logistic", num_clients=4, clients_per_round=4, malicious=1, root_size=4)
+    >>> build_task(run, load=lambda name, data_dir: points)
+    Task(20 + 2 examples of shape (1,), float32; 2 classes; 4 clients, 1 malicious; root set of 4; LogisticRegression with 4 weights; cpu)
+    """
     _try_rule(run)
     examples = load(run.dataset, data_dir)
     if run.num_clients > len(examples.train_labels):

@@ -21,21 +21,67 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    """Data with owners, a model and an objective: all that a simulation trains and measures. `Task.from_arrays` checks and makes one."""
+    """Data with owners, a model and an objective: all that a simulation trains and measures.
 
-    inputs: Tensor  # (k, ...) float32 (pixels / 255, or features as they are) or int64 (tokens)
-    targets: Tensor  # (k, ...) int64 classes, or numbers where the objective has no classes
+    `build_task` makes one from an experiment. `Task.from_arrays` makes one from your own arrays, and checks them.
+
+    Parameters
+    ----------
+    inputs : Tensor
+        (k, ...) float32 (pixels / 255, or features as they are) or int64 (tokens).
+    targets : Tensor
+        (k, ...) int64 classes, or numbers if the objective has no classes.
+    test_inputs : Tensor
+        (j, ...), like `inputs`.
+    test_targets : Tensor
+        (j, ...), like `targets`.
+    num_classes : int
+        0 if targets are not classes.
+    clients : tuple of arrays of int64
+        The examples of each client, as indices into `inputs`. Malicious clients come first.
+    malicious : int
+        How many clients are malicious.
+    root : array of int64
+        The server's own examples. No client holds any of them.
+    clean : array of int64
+        All clients' examples before any poisoning, for the training error.
+    model : Model
+        The network and its first weights.
+    objective : Objective, default CrossEntropy()
+        The loss and the prediction.
+    attack : Attack or None, default None
+        The attack that has poisoned the malicious clients' examples.
+    files : dict, default empty
+        Each data file that was read, and its sha256.
+    warnings : tuple of str, default ()
+        What a reader of the results should know about these files.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from fltrust import Task
+    >>> inputs, targets = np.array([[-1.0], [1.0]] * 3), [0, 1] * 3
+    >>> clients, root = [np.array([0, 1]), np.array([2, 3])], np.array([4, 5])
+    >>> task = Task.from_arrays(inputs, targets, inputs[:2], targets[:2], clients=clients, root=root, model=torch.nn.Linear(1, 2))
+    >>> task
+    Task(6 + 2 examples of shape (1,), float32; 2 classes; 2 clients, 0 malicious; root set of 2; Linear with 4 weights; cpu)
+    >>> task.sizes
+    array([2, 2])
+    """
+
+    inputs: Tensor
+    targets: Tensor
     test_inputs: Tensor
     test_targets: Tensor
-    num_classes: int  # 0: targets are no classes
-    clients: tuple[Indices, ...]  # the examples of each client, malicious clients first
+    num_classes: int
+    clients: tuple[Indices, ...]
     malicious: int
-    root: Indices  # the server's own examples, in nobody else's hands
-    clean: Indices  # all clients' examples before any poisoning, for the training error
+    root: Indices
+    clean: Indices
     model: Model
     objective: Objective = field(default_factory=CrossEntropy)
-    attack: Attack | None = None  # that the malicious clients' examples were poisoned for
-    files: dict[str, str] = field(default_factory=dict)  # data files read -> sha256
+    attack: Attack | None = None
+    files: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @staticmethod
@@ -56,17 +102,37 @@ class Task:
         files: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> "Task":
-        """A task of one's own, checked: what cannot work raises an InputError that says why.
+        """Makes a task from your own arrays. What cannot work raises an InputError that says why.
 
-        inputs, test_inputs: (k, ...) arrays. Bytes (uint8) are pixels and are divided by 255; other integers are tokens and stay; all
-            other numbers become float32.
-        targets, test_targets: (k, ...) as the objective wants them; for CrossEntropy classes from 0 on, one per example or per token.
-        clients: the examples of each client, as indices into `inputs`; root: those of the server. Nobody holds another's example.
-        model: any torch.nn.Module that takes a batch of inputs. Its parameters are the first weights.
-        objective: the loss and the prediction; default: cross-entropy.
-        num_classes: default: as many as the targets have.
-        malicious: the first so many clients follow the `attack`.
+        Parameters
+        ----------
+        inputs, test_inputs : arrays
+            (k, ...). Bytes (uint8) are pixels and are divided by 255. Other integers are tokens. All other numbers become float32.
+        targets, test_targets : arrays
+            (k, ...), as the objective wants them. For CrossEntropy: classes from 0 on, one per example or per token.
+        clients : sequence of arrays
+            The examples of each client, as indices into `inputs`. No example may be held twice.
+        root : array
+            The server's examples, as indices into `inputs`.
+        model : torch.nn.Module
+            Any module that takes a batch of inputs. Its parameters are the first weights.
+        objective : Objective, default CrossEntropy()
+            The loss and the prediction.
+        num_classes : int or None, default None
+            None counts the classes of the targets.
+        malicious : int, default 0
+            The first so many clients follow the `attack`.
+        attack : Attack or None, default None
+            It poisons the malicious clients' examples.
+        device : str, default "cpu"
+            Where the examples and the model are kept: "cpu" or "cuda".
+        files : dict or None, default None
+            Each data file that was read, and its sha256.
+        warnings : tuple of str, default ()
+            What a reader of the results should know about these files.
 
+        Examples
+        --------
         >>> import numpy as np, torch
         >>> rng = np.random.default_rng(0)
         >>> tokens = rng.integers(0, 5, (20, 9))  # 20 sequences; each token is the answer to those before it
