@@ -48,7 +48,9 @@ class SGD(ServerOptimiser):
 @OPTIMISERS.register("momentum", label="server momentum", reference="Hsu, Qi, Brown 2019 (FedAvgM)")
 @dataclass(frozen=True)
 class Momentum(ServerOptimiser):
-    """v <- beta v + g; the model moves along v (Hsu et al. 2019, FedAvgM).
+    """Momentum on the server: the model moves along a decaying sum of the aggregates (Hsu et al. 2019, FedAvgM).
+
+    v <- beta v + g; the model moves along v.
 
     Parameters
     ----------
@@ -86,8 +88,9 @@ class Moments(NamedTuple):
 @OPTIMISERS.register("adam", label="server Adam", reference="Reddi et al., ICLR 2021 (FedAdam)")
 @dataclass(frozen=True)
 class Adam(ServerOptimiser):
-    """m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2; the model moves along m / (sqrt(v) + tau) (Reddi et al. 2021, FedAdam).
+    """Adam on the server: momentum with a step size for each coordinate (Reddi et al. 2021, FedAdam).
 
+    m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2; the model moves along m / (sqrt(v) + tau).
     As in that paper, there is no bias correction.
 
     Parameters
