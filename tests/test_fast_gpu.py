@@ -37,7 +37,7 @@ def one_by_one(model: Model, weights: Tensor, images: Tensor, labels: Tensor, sh
     rows = []
     for own_images, own_labels, own_share in zip(images.double(), labels, share.double(), strict=True):
         leaf = weights.double().requires_grad_()
-        loss = (cross_entropy(model.logits(leaf, own_images), own_labels, reduction="none") * own_share).sum()
+        loss = (cross_entropy(model.outputs(leaf, own_images), own_labels, reduction="none") * own_share).sum()
         rows.append(torch.autograd.grad(loss, leaf)[0])
     return torch.stack(rows)
 
