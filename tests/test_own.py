@@ -16,6 +16,7 @@ from fltrust.datasets.own import _built, read_npy
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.registry import DATASETS
+from fltrust.round import first_state
 from fltrust.simulation import simulate
 from fltrust.store.directory import RunDirectory
 from fltrust.tasks.build import build_task
@@ -145,8 +146,9 @@ def test_changed_data_are_not_resumed(my_task: Callable[[str], str], tmp_path: P
     ):
         run = Experiment.on(name)
         out = tmp_path / f"out of {Path(name).name}"
-        with RunDirectory(out, run, build_task(run)) as directory:
-            assert directory.resume() == (0, None)
+        task = build_task(run)
+        with RunDirectory(out, run, task) as directory:
+            assert directory.resume(first_state(run, task)) == (0, None)
         with RunDirectory(out, run, build_task(run)):
             pass
         change()
