@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_plugins import MINE
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.registry import RULES, load_plugin
 from fltrust.running.pool import Event, Failed, Finished, execute
 
 pytest.importorskip("ray")
@@ -98,6 +100,21 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(address: str) -> None:
     assert isinstance(failed, Failed)
     assert "ch-mnist" in failed.reason
     assert isinstance(finished, Finished)
+
+
+def test_a_plug_in_goes_with_the_runs(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fltrust.running import cluster
+
+    monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(MINE)
+    load_plugin(plugin)
+    run = Experiment.on("mnist-5k", "slow-mean", "none", **SHORT)
+    (there,) = cluster.execute([run], address, device="cpu", jobs=1, plugins=[plugin])
+    assert isinstance(there, Finished), there
+    *_, here = execute([run], tmp_path / "work", jobs=1, device="cpu", plugins=[plugin])
+    assert isinstance(here, Finished), here
+    assert there.result.test_error == tuple(round(error, 5) for error in here.result.test_error)
 
 
 def test_no_cluster_is_one_line() -> None:
