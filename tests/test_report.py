@@ -334,6 +334,7 @@ def test_a_folder_of_runs_is_all_of_them(tmp_path: Path) -> None:
         assert fltrust("run", *short, "--seed", seed, cwd=tmp_path).returncode == 0
     done = fltrust("report", "runs", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+    assert "What the paper says" not in (tmp_path / "report" / "index.html").read_text()
     assert "over seeds. n = 2 seeds." in (tmp_path / "report" / "tables" / "runs.md").read_text()
     assert "% \\usepackage{booktabs" in (tmp_path / "report" / "tables" / "runs.tex").read_text()
     rounds = [

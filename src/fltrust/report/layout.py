@@ -66,8 +66,19 @@ def side_by_side(found: Results) -> tuple[Exhibit, Exhibit]:
     table = tuple(Cell(run.dataset, attack, rule, run) for run, attack, rule in cells)
     curves = tuple(Cell(f"{run.dataset}, {attack}", "", rule, run) for run, attack, rule in cells)
     return (
-        Exhibit("runs", "table", "Side by side", _SAID, "data set", "attack", "rule", table, own=True),
-        Exhibit("curves", "curves", "Training error against rounds", "A picture for each attack.", "attack", "", "rule", curves, own=True),
+        Exhibit("runs", "table", "Side by side", _SAID, "data set", "attack", "rule", table, of_paper=False, own=True),
+        Exhibit(
+            "curves",
+            "curves",
+            "Training error against rounds",
+            "A picture for each attack.",
+            "attack",
+            "",
+            "rule",
+            curves,
+            of_paper=False,
+            own=True,
+        ),
     )
 
 
