@@ -51,6 +51,8 @@ def leaves(memory: Memory, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(memory, Tensor):
         yield name, memory
         return
+    if not isinstance(memory, tuple):
+        raise InputError(f"a memory is a tensor or a tuple of memories, and {name or 'this one'} is a {type(memory).__name__}")
     fields = getattr(memory, "_fields", range(len(memory)))
     for field, part in zip(fields, memory, strict=True):
         yield from leaves(part, f"{name}.{field}" if name else str(field))

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import flwr
 import numpy as np
@@ -32,55 +31,44 @@ from fltrust.flower import memory
 from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.memory import Remembered
 from fltrust.rules import Rule
-from fltrust.store.directory import lock, read_json, read_records, replace
+from fltrust.store.files import OwnedDirectory, hardware, replace
+from fltrust.store.records import read_records
 from fltrust.version import __version__
 
 
-class FederationDirectory:
+class FederationDirectory(OwnedDirectory):
     """The directory of one federation, locked while it is open."""
 
+    holds = "federation"
+
     def __init__(self, path: Path, experiment: Mapping[str, Any]) -> None:
-        self.path = path
+        super().__init__(path)
         self.experiment: dict[str, Any] = json.loads(json.dumps(experiment))  # as it will be read again: tuples are lists
 
-    def __enter__(self) -> Self:
-        self._lock = lock(self.path)
-        try:
-            self._claim()
-        except BaseException:
-            self._lock.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._lock.close()
-
     def _claim(self) -> None:
-        declared = self.path / "experiment.json"
-        if declared.exists():
-            written = read_json(declared).get("experiment")
-            if written != self.experiment:
-                theirs = written if isinstance(written, dict) else {}
-                other = _differences(self.experiment, theirs) or ["more"]
-                raise InputError(f"{self.path} holds another federation ({', '.join(other)}): choose another directory")
-        elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
-            raise InputError(f"{self.path} is not empty and holds no federation: choose another directory")
-        else:
-            declaration = {
-                "key": hashlib.sha256(json.dumps(self.experiment, sort_keys=True).encode()).hexdigest()[:16],
-                "kind": "federation",
-                "experiment": self.experiment,
-                "versions": {
-                    "fltrust": __version__,
-                    "flwr": flwr.__version__,
-                    "torch": torch.__version__,
-                    "numpy": np.__version__,
-                    "python": platform.python_version(),
-                },
-                "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-            }
-            with _writing(declared):
-                replace(declared, json.dumps(declaration, indent=1).encode())
+        with _writing(self.path / "experiment.json"):
+            super()._claim()
+
+    def _check(self, written: dict[str, Any]) -> None:
+        theirs = written.get("experiment")
+        if theirs != self.experiment:
+            other = _differences(self.experiment, theirs if isinstance(theirs, dict) else {}) or ["more"]
+            raise InputError(f"{self.path} holds another federation ({', '.join(other)}): {self.remedy}")
+
+    def _declaration(self) -> dict[str, Any]:
+        return {
+            "key": hashlib.sha256(json.dumps(self.experiment, sort_keys=True).encode()).hexdigest()[:16],
+            "kind": "federation",
+            "experiment": self.experiment,
+            "versions": {
+                "fltrust": __version__,
+                "flwr": flwr.__version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "hardware": hardware("cpu"),
+        }
 
     def resume(self, layout: Layout, initial: Arrays) -> tuple[int, Arrays, list[dict[str, Any]]]:
         """The last round that is safely on disk, its arrays, and the records up to it.

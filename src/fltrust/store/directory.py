@@ -7,12 +7,10 @@
 `records.py` reads what is written here.
 """
 
-import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,49 +18,29 @@ import torch
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
 from fltrust.state import State, leaves, restored
-from fltrust.store.files import hardware, lock, read_json, rename, replace, sync
-from fltrust.store.records import line_of, lines, read_records
+from fltrust.store.files import OwnedDirectory, hardware, rename, replace, sync
+from fltrust.store.records import line_of, lines
 from fltrust.version import __version__
 
 if TYPE_CHECKING:  # who only reads does not load the simulator
     from fltrust.record import Record
     from fltrust.tasks.task import Task
 
-__all__ = ["RunDirectory", "lock", "read_json", "read_records", "replace"]
 
-
-class RunDirectory:
+class RunDirectory(OwnedDirectory):
     """The directory of one run, locked while it is open: `with RunDirectory(path, run, task) as directory: ...`."""
 
+    remedy = "choose another --out"
+
     def __init__(self, path: Path, run: Experiment, task: "Task") -> None:
-        self.path, self.run, self.task = path, run, task
+        super().__init__(path)
+        self.run, self.task = run, task
 
-    def __enter__(self) -> Self:
-        self._lock = lock(self.path)
-        try:
-            self._claim()
-        except BaseException:
-            self._lock.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._lock.close()
-
-    def _claim(self) -> None:
-        declared = self.path / "experiment.json"
-        if declared.exists():
-            written = read_json(declared)
-            if not self._same(written):
-                raise InputError(
-                    f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): choose another --out"
-                )
-            if written.get("files") != self.task.files:
-                raise InputError(f"{self.path} was begun with other data files: choose another --out")
-        elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
-            raise InputError(f"{self.path} is not empty and holds no run: choose another --out")
-        else:
-            replace(declared, json.dumps(self._declaration(), indent=1).encode())
+    def _check(self, written: dict[str, Any]) -> None:
+        if not self._same(written):
+            raise InputError(f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): {self.remedy}")
+        if written.get("files") != self.task.files:
+            raise InputError(f"{self.path} was begun with other data files: {self.remedy}")
 
     def _same(self, written: Mapping[str, Any]) -> bool:
         """Whether a directory declares this experiment, also one that an earlier version wrote with fewer fields."""

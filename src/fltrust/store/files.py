@@ -5,7 +5,8 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 from fltrust.errors import InputError
 
@@ -20,6 +21,44 @@ def lock(path: Path) -> IO[str]:
         file.close()
         raise InputError(f"{path} is in use by another process") from problem
     return file
+
+
+class OwnedDirectory:
+    """The directory of one run, locked while it is open. `experiment.json` declares which run that is; any other is refused."""
+
+    holds = "run"  # what a stranger would look for here in vain
+    remedy = "choose another directory"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Self:
+        self._lock = lock(self.path)
+        try:
+            self._claim()
+        except BaseException:
+            self._lock.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.close()
+
+    def _claim(self) -> None:
+        declared = self.path / "experiment.json"
+        if declared.exists():
+            self._check(read_json(declared))
+        elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
+            raise InputError(f"{self.path} is not empty and holds no {self.holds}: {self.remedy}")
+        else:
+            replace(declared, json.dumps(self._declaration(), indent=1).encode())
+
+    def _check(self, written: dict[str, Any]) -> None:
+        """Refuses a directory that declares another run."""
+        raise NotImplementedError
+
+    def _declaration(self) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 def replace(path: Path, content: bytes) -> None:
