@@ -12,6 +12,7 @@ from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy
 from fltrust.flower.memory import Remembered, write
 from fltrust.rules import CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
+from fltrust.training.optimisers import SGD, Adam, Momentum, ServerOptimiser
 
 pytestmark = pytest.mark.usefixtures("quiet_flower")
 RULES: list[Rule] = [CentredClipping(), FoolsGold()]
@@ -43,7 +44,7 @@ def test_a_run_that_resumes_equals_one_that_never_stopped(rule: Rule, tmp_path: 
     assert same(whole, resumed)
     run(rule=rule, rounds=3, directory=tmp_path / "forgets")
     memory = tmp_path / "forgets" / "memory-3.safetensors"
-    fresh = Remembered().knowing(rule, range(1, 7), flat(MODEL))
+    fresh = Remembered.first(rule, SGD(), flat(MODEL)).knowing(rule, range(1, 7), flat(MODEL))
     memory.write_bytes(write(fresh))
     assert not same(whole, run(rule=rule, rounds=6, directory=tmp_path / "forgets")[0])  # so the memory matters
 
@@ -69,16 +70,16 @@ def test_a_memory_that_is_not_there_is_refused_and_nothing_is_lost(rule: Rule, d
 
 def test_nodes_that_join_get_a_row_and_the_others_keep_theirs() -> None:
     rule, like = FoolsGold(), torch.zeros(3)
-    first = Remembered().knowing(rule, [7, 3], like)
+    first = Remembered.first(rule, SGD(), like).knowing(rule, [7, 3], like)
     assert first.nodes == (3, 7)
-    _, memory = take_step(rule, Received(torch.eye(3)[:2], client_ids=first.ids_of([3, 7])), first.memory)
+    _, memory = take_step(rule, Received(torch.eye(3)[:2], client_ids=first.ids_of([3, 7])), first.rule)
     later = Remembered(memory, first.nodes).knowing(rule, [9, 7, 1], like)
     assert later.nodes == (3, 7, 1, 9)
-    assert later.memory.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert later.rule.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
     ids = later.ids_of([9, 3])
     assert ids is not None
     assert ids.tolist() == [3, 0]
-    assert Remembered().knowing(CentredClipping(), [1, 2], like).ids_of([1]) is None
+    assert Remembered.first(CentredClipping(), SGD(), like).knowing(CentredClipping(), [1, 2], like).ids_of([1]) is None
 
 
 def test_a_round_that_keeps_the_model_is_not_remembered(tmp_path: Path) -> None:
@@ -92,7 +93,9 @@ def test_a_round_that_keeps_the_model_is_not_remembered(tmp_path: Path) -> None:
     strategy.start(grid, as_record(), num_rounds=2, timeout=0.05)
     assert strategy._round is not None
     assert strategy._round.kept == "too-few-replies"
-    assert torch.equal(after_one.memory, strategy._remembered.memory)
+    assert after_one is not None
+    assert strategy._remembered is not None
+    assert torch.equal(after_one.rule, strategy._remembered.rule)
 
 
 def test_rules_that_remember_clients_are_refused_where_nodes_are_anonymous() -> None:
@@ -118,3 +121,29 @@ def test_a_hostile_node_is_silenced_by_its_history() -> None:
     shares = {node: entry.share for node, entry in strategy._round.entries.items()}
     assert max(shares[1], shares[2]) < 0.02
     assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+
+
+@every_rule
+def test_a_first_round_that_keeps_the_model_can_be_resumed(rule: Rule, tmp_path: Path) -> None:
+    def silent_at_first(node: int, message: Message) -> Any:
+        return None if round_of(message) == 1 else honest(node, message)
+
+    run(silent_at_first, rule=rule, rounds=1, timeout=0.05, directory=tmp_path)
+    whole, _ = run(silent_at_first, rule=rule, rounds=3, timeout=0.05)
+    resumed, _ = run(silent_at_first, rule=rule, rounds=3, timeout=0.05, directory=tmp_path)
+    assert same(whole, resumed)
+
+
+@pytest.mark.parametrize("server", [Momentum(0.5), Adam()], ids=repr)
+def test_the_servers_optimiser_moves_the_model_and_is_resumed(server: ServerOptimiser, tmp_path: Path) -> None:
+    arrays, memory = {name: array.copy() for name, array in MODEL.items()}, server.init(flat(MODEL))
+    for t in range(1, 4):
+        updates = torch.stack([flat(step(node, t, arrays)) - flat(arrays) for node in range(1, 7)])
+        direction, memory = server.step(updates.mean(0), memory)
+        moved = flat(arrays) + 0.5 * direction
+        arrays = {"weight": moved[:12].reshape(3, 4).numpy(), "bias": moved[12:].numpy()}
+    whole, _ = run(rule=FedAvg(), rounds=3, server=server, global_lr=0.5)
+    torch.testing.assert_close(flat(whole), flat(arrays), rtol=1e-3, atol=1e-3)
+    for rounds in (1, 2, 3):
+        resumed, _ = run(rule=FedAvg(), rounds=rounds, server=server, global_lr=0.5, directory=tmp_path)
+    assert same(whole, resumed)

@@ -11,12 +11,13 @@ import torch
 from conftest import small_task
 from torch import Tensor
 
-from fltrust.attacks import Mimic
+from fltrust.attacks import Attack, Knowledge, Mimic
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.rules import Aggregate, CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
+from fltrust.round import in_chunks
+from fltrust.rules import Aggregate, CentredClipping, FedAvg, FLTrust, FoolsGold, Received, Rule, take_step
 from fltrust.simulation import simulate
-from fltrust.state import State, copied, leaves, restored
+from fltrust.state import State, copied, leaves, move_into, restored
 from fltrust.testing import CLIENTS, D, known, received
 from fltrust.training.optimisers import SGD, Adam, Momentum, ServerOptimiser
 
@@ -409,7 +410,7 @@ def test_a_rule_that_returns_nan_stops_the_run_at_the_next_evaluation() -> None:
     [
         (
             lambda rows: Aggregate(rows[0, :-1], None),
-            r"of shape \(\d+,\) as update, expected torch.float32 of shape",
+            r"of shape \(\d+,\) on cpu as update, expected torch.float32 of shape",
         ),
         (lambda rows: Aggregate(rows[0], rows[:2, 0]), r"as shares, expected torch.float32 of shape \(6,\)"),
         (lambda rows: Aggregate(rows[0].double(), None), "returned torch.float64"),
@@ -426,3 +427,63 @@ def test_a_rule_that_returns_something_else_is_one_line(wrong: Any, message: str
 
     with pytest.raises(InputError, match=message):
         next(simulate(small_run(rule=Wrong()), small_task()))
+
+
+def test_what_moves_within_a_memory_is_read_before_it_is_overwritten() -> None:
+    """As a rule does that remembers its last two updates, or the last global model."""
+    state = State(torch.tensor([1.0]), rule=(torch.tensor([2.0]), torch.tensor([3.0])))
+    move_into(state, State(torch.tensor([9.0]), rule=(state.weights, state.rule[0])))
+    assert [leaf.item() for _, leaf in leaves(state)] == [9, 1, 2]
+
+
+def test_a_memory_keeps_its_shapes() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Grows(Rule):
+        def init(self, num_clients: int, like: Tensor) -> Tensor:
+            return torch.zeros(2)
+
+        def step(self, received: Received, memory: Tensor) -> tuple[Aggregate, Tensor]:
+            return Aggregate(received.updates.mean(0), None), torch.cat((memory, memory))
+
+    with pytest.raises(InputError, match=r"Grows.step must return a memory with the names, shapes and dtypes"):
+        next(simulate(small_run(rule=Grows()), small_task()))
+
+
+@pytest.mark.parametrize("server", [Momentum(), Adam()], ids=repr)
+def test_nobody_trusted_nothing_moves_whatever_the_server_remembers(server: ServerOptimiser) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Sometimes(Rule):
+        def aggregate(self, received: Received) -> Aggregate:
+            return Aggregate(torch.where(received.round == 2, 0, received.updates.mean(0)), None)
+
+    first, second, third = simulate(small_run(rule=Sometimes(), server=server, rounds=3), small_task())
+    assert first.state is not None
+    assert second.state is not None
+    assert third.state is not None
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(leaves(first.state), leaves(second.state), strict=True))
+    assert not torch.equal(second.state.weights, third.state.weights)
+
+
+def test_a_subclass_with_another_aggregate_is_not_streamed_as_its_parent() -> None:
+    class Other(FLTrust):
+        def aggregate(self, received: Received) -> Aggregate:
+            return Aggregate(received.updates[0].clone(), None)
+
+    root_update = torch.ones(3)
+    assert FLTrust().streamed(root_update) is not None
+    assert Other().streamed(root_update) is None
+
+
+def test_an_attack_with_memory_is_not_played_in_chunks() -> None:
+    class Counts(Attack):
+        independent = True
+
+        def init(self, num_clients: int, like: Tensor) -> Tensor:
+            return torch.zeros(())
+
+        def step(self, known: Knowledge, memory: Tensor) -> tuple[Tensor, Tensor]:
+            return known.own, memory + 1
+
+    many = {"num_clients": 2000, "clients_per_round": 2000}
+    assert in_chunks(small_run(rule=FLTrust(), **many), 2000)
+    assert not in_chunks(small_run(rule=FLTrust(), attack=Counts(), **many), 2000)

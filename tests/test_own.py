@@ -15,7 +15,7 @@ import pytest
 from fltrust.datasets.own import _built, read_npy
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.registry import DATASETS
+from fltrust.registry import DATASETS, MODELS
 from fltrust.round import first_state
 from fltrust.simulation import simulate
 from fltrust.store.directory import RunDirectory
@@ -26,6 +26,13 @@ POINTS = RNG.normal(size=(140, 3)).astype(np.float32)
 CLASSES = (POINTS[:, 0] > 0).astype(np.int64) + (POINTS[:, 1] > 0)
 NUMBERS = {"num_clients": 4, "malicious": 1, "rounds": 3, "batch_size": 8, "global_lr": 0.05, "root_size": 10, "evaluate_every": 1}
 Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def _models_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test registers models of the same names from files of its own."""
+    list(MODELS)
+    monkeypatch.setattr(MODELS, "_entries", dict(MODELS._entries))
 
 
 def arrays() -> Arrays:
@@ -102,14 +109,14 @@ from torch import nn
 from fltrust.datasets import Examples
 from fltrust.registry import MODELS
 
-@MODELS.register("one layer of mine")
+@MODELS.register("one-layer-of-mine")
 class Mine(nn.Linear):
     def __init__(self, shape, num_classes):
         super().__init__(shape[0], num_classes)
 
 def build():
     points = np.random.default_rng(SEED).normal(size=(140, 3)).astype(np.float32)
-    settings = dict(model="one layer of mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.05, root_size=10,
+    settings = dict(model="one-layer-of-mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.05, root_size=10,
                     evaluate_every=1)
     return Examples(points[:100], (points[:100, 0] > 0).astype(int), points[100:], (points[100:, 0] > 0).astype(int), settings=settings)
 """
@@ -121,7 +128,8 @@ def my_task(tmp_path: Path) -> Callable[[str], str]:
 
     def write(text: str) -> str:
         _built.cache_clear()
-        sys.modules.pop("fltrust_plugin_my_task", None)
+        for module in [module for module in sys.modules if module.startswith("fltrust_plugin_my_task")]:
+            del sys.modules[module]
         (tmp_path / "my_task.py").write_text(text)
         return f"{tmp_path / 'my_task.py'}:build"
 
@@ -131,7 +139,7 @@ def my_task(tmp_path: Path) -> Callable[[str], str]:
 def test_a_function_with_its_own_model(my_task: Callable[[str], str]) -> None:
     name = my_task(FILE.replace("SEED", "0"))
     run = Experiment.on(name, "fltrust", "trim")
-    assert (run.dataset, run.model) == (name, "one layer of mine")
+    assert (run.dataset, run.model) == (name, "one-layer-of-mine")
     task = build_task(run)
     assert set(task.files) == {"my_task.py", "my_task.py:build()"}
     assert last_error(name) < 0.2

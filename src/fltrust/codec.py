@@ -5,12 +5,12 @@ What is written is checked against the dataclass: an unknown name or a value of 
 
 import dataclasses
 import json
-import math
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fltrust.errors import InputError
 from fltrust.registry import Absent, Registry, known
@@ -75,11 +75,11 @@ def checked(kind: type, values: Mapping[str, Any], told: Mapping[str, Any]) -> d
 
 
 def _as(hint: Any, name: str, value: Any, told: Mapping[str, Any]) -> Any:
-    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    options = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
     if Any in options or (value is None and type(None) in options):
         return value
     for option in options:
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)  # so that 1 and 1.0 are one experiment
         if option is int and isinstance(value, int) and not isinstance(value, bool):
             return value
@@ -89,7 +89,7 @@ def _as(hint: Any, name: str, value: Any, told: Mapping[str, Any]) -> Any:
             if len(parts) == len(value):
                 return tuple(_as(part, name, item, told) for part, item in zip(parts, value, strict=True))
         if get_origin(option) is Literal and isinstance(value, str):
-            return value  # which names there are is checked where they are used
+            return known(name, value, get_args(option))
         if isinstance(registry := getattr(option, "registry", None), Registry):  # a rule within a rule
             return built(registry, value, told)
         if isinstance(value, Mapping) and hasattr(option, "from_dict"):

@@ -169,7 +169,7 @@ class Experiment:
         _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
         settings.setdefault("clients_per_round", settings["num_clients"])
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
-            usual = profile.settings.get("num_clients", settings["num_clients"])
+            usual = max(1, profile.settings.get("num_clients", settings["num_clients"]))
             settings["malicious"] = round(settings["malicious"] / usual * settings["num_clients"])
         expected = per_round(settings["malicious"], settings["clients_per_round"], settings["num_clients"])
         told = {"tolerate": expected, "trim": expected, "trigger": profile.trigger}
@@ -223,6 +223,8 @@ def from_declaration(written: Mapping[str, Any]) -> Experiment:
     """An experiment as `to_dict` wrote it; neither its data set nor its plug-ins need be here. A newer field had its default then."""
     for name in written:
         known("field", name, _FIELDS)
+    for name in ("rule", "attack"):
+        _require(name not in written or written[name] is not None, f"an experiment has {name} = null")
     parts = {name: built_or_absent(registry, written[name]) for name, registry in _PARTS.items() if written.get(name) is not None}
     return Experiment(**{**checked(Experiment, written, {}), **parts})
 

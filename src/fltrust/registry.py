@@ -10,7 +10,9 @@ This module imports nothing heavy: reading names must not wait for torch.
 """
 
 import difflib
+import hashlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -66,8 +68,9 @@ class Absent:
 class Registry(Mapping[str, Any]):
     """Names of one sort and what stands behind them; the modules in `homes` are imported when a name is first asked for."""
 
-    def __init__(self, plural: str, *homes: str) -> None:
+    def __init__(self, plural: str, *homes: str, reserved: Collection[str] = ()) -> None:
         self.plural, self.singular, self._homes = plural, plural.removesuffix("s"), homes
+        self._reserved = reserved
         self._entries: dict[str, Entry] = {}
         self._broken: dict[str, str] = {}  # entry points that could not be loaded, and why
         self._loaded = False
@@ -79,6 +82,14 @@ class Registry(Mapping[str, Any]):
         """A decorator that gives a class (or a value) its name."""
 
         def add(kind: Kind) -> Kind:
+            if name in self._reserved:
+                raise InputError(f"{name!r} cannot name a {self.singular}: records use it for something else")
+            if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+                raise InputError(f"{name!r} cannot name a {self.singular}: use small letters, digits, '-', '_' and '.'")
+            if hasattr(kind, "registry") and "__dataclass_fields__" not in vars(kind):
+                raise InputError(
+                    f"the {self.singular} {name!r} must be a dataclass: write @dataclass(frozen=True) between its name and its class"
+                )
             taken = self._entries.get(name)
             if taken is not None and _source(taken.kind) != _source(kind):
                 raise InputError(f"there is a {self.singular} {name!r} already ({_source(taken.kind)}): choose another name")
@@ -144,19 +155,21 @@ RULES = Registry("rules", "fltrust.rules")
 ATTACKS = Registry("attacks", "fltrust.attacks")
 MODELS = Registry("models", "fltrust.models")
 SPLITS = Registry("splits", "fltrust.tasks.splits", "fltrust.tasks.splits_sorted", "fltrust.tasks.splits_drawn")
-METRICS = Registry("metrics", "fltrust.metrics")
+_IN_RECORDS = ("round", "malicious", "clients", "shares", "weight", "trust", "cosine", "norm", "metrics")
+METRICS = Registry("metrics", "fltrust.metrics", reserved=_IN_RECORDS)
 OBJECTIVES = Registry("objectives", "fltrust.objectives")
 OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")
 LOGGERS = Registry("loggers", "fltrust.running.loggers")
 
 
+_REGISTRIES = (DATASETS, RULES, ATTACKS, MODELS, SPLITS, METRICS, OBJECTIVES, OPTIMISERS, LOGGERS)
 _PLUGIN = "fltrust_plugin_"  # what the modules of plug-ins are called
 
 
 def load_plugin(path: Path) -> ModuleType:
     """Imports a Python file, which registers what it defines. Loading it twice is the same as once."""
     path = path.resolve()
-    name = f"{_PLUGIN}{path.stem}"
+    name = f"{_PLUGIN}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # two files may have one name
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
         return loaded
@@ -178,11 +191,21 @@ def load_plugin(path: Path) -> ModuleType:
     return module
 
 
+def plugin_files(*values: Any) -> dict[str, str]:
+    """The files of the plug-ins that define these values, and their sha256: a run's numbers depend on them."""
+    modules = {getattr(value, "__module__", "") for value in values}
+    files = [Path(str(sys.modules[module].__file__)) for module in sorted(modules) if module.startswith(_PLUGIN)]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
 def plugin_fault(problem: BaseException) -> str:
     """The line of a plug-in in which an error happened, and what it was; nothing if no plug-in was involved."""
+    kinds = [entry.kind for registry in _REGISTRIES for entry in registry._entries.values()]
+    theirs = {module for kind in kinds if not (module := str(getattr(kind, "__module__", "fltrust."))).startswith("fltrust.")}
     place, trace = "", problem.__traceback__
     while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")).startswith(_PLUGIN):
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module.startswith(_PLUGIN) or module in theirs:
             place = f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return f"the plug-in {place}: {type(problem).__name__}: {problem}" if place else ""

@@ -22,7 +22,7 @@ from fltrust.tasks.batches import crop_and_flip
 from fltrust.tasks.task import Task
 from fltrust.training.local import local_updates
 from fltrust.training.momentum import with_momentum
-from fltrust.training.optimisers import SGD
+from fltrust.training.optimisers import SGD, optimised
 
 GATHERED = 100_000  # examples that are copied together for training; a client's epochs can be many
 
@@ -136,13 +136,17 @@ def _updates(run: Experiment, task: Task, weights: Tensor, examples: Tensor, los
 def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
     """The mean loss (k,) of models (k, d) on the round's root examples."""
     inputs, targets = task.inputs[draw.root_examples[0, 0]], task.targets[draw.root_examples[0, 0]]
-    return torch.stack([task.objective.loss(task.model.outputs(weights, inputs), targets).mean() for weights in models])
+    counts = draw.root_loss_weights[0, 0]  # 0 for examples that only fill up a batch
+    losses = [task.objective.loss(task.model.outputs(weights, inputs), targets) for weights in models]
+    return torch.stack([(loss * counts).sum() / counts.sum() for loss in losses])
 
 
 def moved(run: Experiment, state: State, update: Tensor, global_lr: Tensor) -> tuple[Tensor, Memory, Tensor]:
     """The next global weights (d,), the server optimiser's next memory, and the update's largest absolute value ()."""
-    direction, server = (run.server or SGD()).step(update, state.server)
     peak: Tensor = torch.linalg.vector_norm(update, torch.inf)
+    if run.server is None:
+        return state.weights + global_lr * update, state.server, peak
+    direction, server = optimised(run.server, update, state.server)
     return state.weights + global_lr * direction, server, peak
 
 
@@ -152,13 +156,13 @@ MANY = 1000
 
 def in_chunks(run: Experiment, n: int) -> bool:
     """Whether a round is too large for one (n, d) tensor and need not be one: the rule takes updates as they come."""
-    streams = run.rule.accumulator(torch.ones(1)) is not None
-    return n > MANY and streams and run.attack.alone and not run.client_momentum
+    streams = run.rule.streamed(torch.ones(1)) is not None
+    return n > MANY and streams and run.attack.independent and not run.attack.has_memory and not run.client_momentum
 
 
 def play_round_in_chunks(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: Noise) -> tuple[State, Outcome]:
     """The same round, some clients at a time: memory for AT_ONCE updates, however many clients there are."""
-    accumulator = run.rule.accumulator(server_update(run, task, state.weights, draw))
+    accumulator = run.rule.streamed(server_update(run, task, state.weights, draw))
     if accumulator is None:
         raise InputError(f"{type(run.rule).__name__} needs all updates at once")
     attack = state.attack
@@ -168,7 +172,17 @@ def play_round_in_chunks(run: Experiment, task: Task, state: State, draw: Draw, 
         part = draw._replace(examples=draw.examples[some], loss_weights=draw.loss_weights[some], shift=shift)
         sent = client_updates(run, task, state.weights, part)
         if run.attack.crafts and (own := min(max(m - first, 0), len(sent))):
-            known = Knowledge(sent[:own].clone(), None, None, len(draw.examples), m, run.num_clients, noise.attack)
+            known = Knowledge(
+                own=sent[:own].clone(),
+                others=None,
+                root_update=None,
+                n=len(draw.examples),
+                tolerate=getattr(run.rule, "tolerate", m),
+                num_clients=run.num_clients,
+                generator=noise.attack,
+                client_ids=draw.client_ids[some],
+                round=draw.round,
+            )
             sent[:own], attack = attacks.take_step(run.attack, known, attack)
         accumulator.add_many(sent)
     update, shares = accumulator.result()

@@ -74,9 +74,18 @@ def copied(memory: Tree, device: torch.device | str | None = None) -> Tree:
 
 def move_into(target: Memory, source: Memory) -> None:
     """Writes a memory's values into another of the same structure, whose tensors stay where they are (a CUDA graph's do)."""
-    for (_, old), (_, new) in zip(leaves(target), leaves(source), strict=True):
-        if old is not new:
-            old.copy_(new)
+    old, new = [leaf for _, leaf in leaves(target)], [leaf for _, leaf in leaves(source)]
+    places = {leaf.data_ptr() for leaf in old}
+    # What moves from one place to another (last round's weights, say) is read before anything is overwritten.
+    new = [leaf.clone() if leaf is not there and leaf.data_ptr() in places else leaf for leaf, there in zip(new, old, strict=True)]
+    for there, leaf in zip(old, new, strict=True):
+        if there is not leaf:
+            there.copy_(leaf)
+
+
+def layout(memory: Memory) -> list[tuple[str, torch.Size, torch.dtype]]:
+    """The names, shapes and dtypes of a memory, which no round may change."""
+    return [(name, leaf.shape, leaf.dtype) for name, leaf in leaves(memory)]
 
 
 def restored(like: Tree, saved: Mapping[str, Tensor], source: object) -> Tree:
@@ -100,6 +109,8 @@ def grown(memory: Tree, fresh: Tree) -> Tree:
 
     def parts() -> Iterator[Tensor]:
         for (_, old), (_, new) in zip(leaves(memory), leaves(fresh), strict=True):
+            if old.shape != new.shape and (old.ndim == 0 or old.shape[1:] != new.shape[1:]):
+                raise InputError("a memory that is not a row per client cannot grow when clients join")
             yield old if old.shape == new.shape else torch.cat((old, new[len(old) :]))
 
     return rebuilt(fresh, parts())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
-from fltrust.state import Memory
+from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
 
 Level = Literal["full", "partial"]
@@ -100,9 +100,11 @@ class Attack:
 
     Examples
     --------
+    >>> from dataclasses import dataclass
     >>> import torch
     >>> from fltrust import Attack, Knowledge
-    >>> class SignFlip(Attack):
+    >>> @dataclass(frozen=True)
+    ... class SignFlip(Attack):
     ...     def craft(self, known):
     ...         return -known.own
     >>> own = torch.tensor([[1.0, -2.0]])
@@ -116,7 +118,7 @@ class Attack:
     needs_root: bool = False
     idle: bool = False  # whether malicious clients do as they should
     on_host: bool = False  # looks at values, so the round cannot be a CUDA graph
-    alone: bool = False  # whether each malicious client crafts its update from its own alone
+    independent: bool = False  # whether each malicious client crafts its update from its own alone
     trigger: Trigger | None = None
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -155,11 +157,13 @@ def take_step(attack: Attack, known: Knowledge, memory: Memory) -> tuple[Tensor,
     name = type(attack).__name__
     if not (isinstance(result, tuple) and len(result) == 2):
         raise InputError(f"{name}.step must return (rows, memory), not {type(result).__name__}")
-    crafted, memory = result
+    crafted, later = result
+    if layout(later) != layout(memory):
+        raise InputError(f"{name}.step must return a memory with the names, shapes and dtypes of the one that it was given")
     if not isinstance(crafted, Tensor) or (crafted.shape, crafted.dtype) != (known.own.shape, known.own.dtype):
         said = f"{crafted.dtype} of shape {tuple(crafted.shape)}" if isinstance(crafted, Tensor) else f"a {type(crafted).__name__}"
         raise InputError(f"{name} crafted {said}, expected {known.own.dtype} of shape {tuple(known.own.shape)}")
-    return crafted, memory
+    return crafted, later
 
 
 # ---------------------------------------------------------------- rows

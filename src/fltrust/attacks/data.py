@@ -26,7 +26,7 @@ class NoAttack(Attack):
     tensor([[ 1., -2.]])
     """
 
-    alone = True
+    independent = True
     idle = True
 
 
@@ -44,7 +44,7 @@ class LabelFlip(Attack):
     tensor([9, 8, 0])
     """
 
-    alone = True
+    independent = True
 
     def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         if not num_classes:
@@ -84,7 +84,7 @@ class Scaling(Attack):
     trigger: Trigger
     factor: float | None = None
 
-    alone = True
+    independent = True
 
     def __post_init__(self) -> None:
         if self.trigger is None:

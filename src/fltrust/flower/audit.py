@@ -31,8 +31,10 @@ from fltrust.flower import memory
 from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.memory import Remembered
 from fltrust.rules import Rule
+from fltrust.state import leaves
 from fltrust.store.files import OwnedDirectory, hardware, replace
 from fltrust.store.records import read_records
+from fltrust.training.optimisers import ServerOptimiser
 from fltrust.version import __version__
 
 
@@ -110,9 +112,11 @@ class FederationDirectory(OwnedDirectory):
             file.flush()
             os.fsync(file.fileno())
 
-    def remembered(self, after: int, rule: Rule, like: Tensor) -> Remembered:
-        """What the rule remembered after that round."""
-        return memory.read(self._memory_of(after), rule, like) if after and rule.has_memory else Remembered()
+    def remembered(self, after: int, rule: Rule, server: ServerOptimiser, like: Tensor) -> Remembered:
+        """What the server remembered after that round."""
+        first = Remembered.first(rule, server, like)
+        remembers = any(leaves((first.rule, first.server)))
+        return memory.read(self._memory_of(after), rule, server, like) if after and remembers else first
 
     def _memory_of(self, t: int) -> Path:
         return self.path / f"memory-{t}.safetensors"
@@ -120,10 +124,11 @@ class FederationDirectory(OwnedDirectory):
     def save(self, record: Mapping[str, Any], arrays: Arrays, remembered: Remembered | None = None) -> None:
         """Appends a round's record, with the time and the model's hash, then makes it the round to resume after.
 
-        A rule's memory is written before the model, under its round, so that each model has the memory that belongs to it.
+        What is remembered is written before the model, under its round, so that each model has the memory that belongs to it.
         """
         t = int(record["round"])
-        if remembered is not None:
+        keeps = remembered is not None and any(leaves((remembered.rule, remembered.server)))
+        if remembered is not None and keeps:
             with _writing(path := self._memory_of(t)):
                 replace(path, memory.write(remembered))
         written = {**record, "time": datetime.now(UTC).isoformat(timespec="seconds"), "model": hash_of(arrays)}
@@ -132,7 +137,7 @@ class FederationDirectory(OwnedDirectory):
             file.flush()
             os.fsync(file.fileno())
         self._save_model(t, arrays)
-        if remembered is not None:
+        if keeps:
             for older in self.path.glob("memory-*.safetensors"):
                 if older not in (self._memory_of(t), self._memory_of(t - 1)):
                     older.unlink(missing_ok=True)

@@ -170,7 +170,7 @@ def _attack(attack_name: str) -> Callable[[Turn], Message]:
             return torch.from_numpy(np.concatenate([arrays[name].ravel() for name in trained]))
 
         with _poisons(attack):
-            replies = [turn.honest(node) for node in ([turn.node] if attack.alone else range(turn.m))]
+            replies = [turn.honest(node) for node in ([turn.node] if attack.independent else range(turn.m))]
         own = torch.stack([vector(_arrays(reply.content)) for reply in replies]) - vector(asked)  # (m, d); (1, d) for an attack alone
         guess = attack.knowledge == "full"
         known = Knowledge(
@@ -182,7 +182,7 @@ def _attack(attack_name: str) -> Callable[[Turn], Message]:
             num_clients=int(turn.context.node_config["num-partitions"]),
             generator=reseed(torch.Generator(), 0, "hostile", turn.t),  # all hostile nodes draw the same noise, and each takes its own row
         )
-        row = 0 if attack.alone else turn.node
+        row = 0 if attack.independent else turn.node
         reply, sent = replies[row], (vector(asked) + attack.craft(known)[row]).numpy()
         arrays, start = _arrays(reply.content), 0
         for name in trained:

@@ -1,12 +1,12 @@
-"""What a rule remembers between the rounds of a federation, and whose row of it is whose.
+"""What a federation's server remembers between rounds: the rule's memory, whose row of it is whose, and the server optimiser's.
 
-    memory-T.safetensors    in the run directory: the memory after round T, beside the model of that round
+    memory-T.safetensors    in the run directory: what was remembered after round T, beside the model of that round
 
-Nodes join while a federation runs, so the memory grows: each node gets its row when it first sends an update, and keeps it.
+Nodes join while a federation runs, so a rule's memory grows: each node gets its row when it first sends an update, and keeps it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +18,30 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.rules import Rule
 from fltrust.state import Memory, grown, leaves, restored
+from fltrust.training.optimisers import ServerOptimiser
 
 _NODES = "nodes"
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """A rule's memory, and the nodes that its rows belong to."""
+    """A rule's memory, the nodes that its rows belong to, and the memory of the server's optimiser."""
 
-    memory: Memory = ()
+    rule: Memory = ()
     nodes: tuple[int, ...] = ()
+    server: Memory = ()
+
+    @staticmethod
+    def first(rule: Rule, server: ServerOptimiser, like: Tensor) -> "Remembered":
+        """What is remembered before the first round; `like` is an update (d,)."""
+        return Remembered(rule.init(0, like), (), server.init(like))
 
     def knowing(self, rule: Rule, nodes: Sequence[int], like: Tensor) -> "Remembered":
-        """The same with a row for each of these nodes too, where the rule remembers each node; `like` is an update (d,)."""
+        """The same with a row for each of these nodes too, where the rule remembers each node."""
         new = tuple(sorted(set(nodes) - set(self.nodes))) if rule.needs_ids else ()
-        fresh = rule.init(len(self.nodes) + len(new), like)
-        first = not self.nodes and not list(leaves(self.memory))
-        return Remembered(fresh if first else grown(self.memory, fresh), self.nodes + new)
+        if not new:
+            return self
+        return replace(self, rule=grown(self.rule, rule.init(len(self.nodes) + len(new), like)), nodes=self.nodes + new)
 
     def ids_of(self, nodes: Sequence[int]) -> Tensor | None:
         """The rows (n,) of these nodes; None where the rule does not tell nodes apart."""
@@ -43,17 +50,18 @@ class Remembered:
 
 
 def write(remembered: Remembered) -> bytes:
-    tensors = {f"memory.{name}": leaf.numpy() for name, leaf in leaves(remembered.memory)}
-    return save({**tensors, _NODES: np.array(remembered.nodes, np.uint64)})
+    tensors = dict(leaves((remembered.rule, remembered.server), "memory"))
+    return save({**{name: leaf.numpy() for name, leaf in tensors.items()}, _NODES: np.array(remembered.nodes, np.uint64)})
 
 
-def read(path: Path, rule: Rule, like: Tensor) -> Remembered:
-    """The memory in a file, if it is this rule's and this model's."""
+def read(path: Path, rule: Rule, server: ServerOptimiser, like: Tensor) -> Remembered:
+    """What a file holds, if it is this rule's, this optimiser's and this model's."""
     try:
         saved = load(path.read_bytes())
         nodes = tuple(int(node) for node in saved.pop(_NODES))
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise InputError(f"{path} is missing or damaged ({problem}): put it back, or choose another directory") from problem
-    expected = rule.init(len(nodes), like)
-    stored = {name.removeprefix("memory").removeprefix("."): torch.from_numpy(array.copy()) for name, array in saved.items()}
-    return Remembered(restored(expected, stored, path), nodes)
+    expected = (rule.init(len(nodes), like), server.init(like))
+    stored = {name.removeprefix("memory."): torch.from_numpy(array.copy()) for name, array in saved.items()}
+    rules_memory, servers_memory = restored(expected, stored, path)
+    return Remembered(rules_memory, nodes, servers_memory)

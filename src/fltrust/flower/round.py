@@ -7,7 +7,7 @@ root_update  (d,)    the server's own
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from fltrust.flower.verdicts import KEPT, VERDICTS, plain
 from fltrust.rules import Aggregate, Received, Rule, take_step
 from fltrust.rules.rows import direction_and_norm, measure, ranked_mean
 from fltrust.rules.rule import Accumulator
+from fltrust.training.optimisers import SGD, ServerOptimiser, optimised
 
 MOST_EXTRA = 100  # replies of a round that nobody asked for and that are written down
 
@@ -53,7 +54,8 @@ class Round:
     limits: Limits
     global_lr: float = 1.0
     min_replies: int = 1
-    remembered: Remembered = field(default_factory=Remembered)  # what the rule remembers of earlier rounds; after `close`, of this one too
+    remembered: Remembered = field(default_factory=Remembered)  # of earlier rounds; after `close`, of this one too
+    server: ServerOptimiser = field(default_factory=SGD)
     generator: torch.Generator | None = None  # the rule's randomness
     entries: dict[int, Entry] = field(init=False)
     late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
@@ -89,7 +91,7 @@ class Round:
                 raise InputError(f"the root update's {name!r} has the shape {part.shape}, not {self.layout.shapes[name]}")
         self._root_update = self.layout.vector(self._root.__getitem__)
         self._root = {name: part for name, part in self._root.items() if name in self.layout.buffers}
-        self._stream = self.rule.accumulator(self._root_update, exact_for=len(self.nodes))
+        self._stream = self.rule.streamed(self._root_update, exact_for=len(self.nodes))
         self._direction, _ = direction_and_norm(self._root_update)
         self._root_usable = bool(self._direction.any())
         if self.rule.needs_root and not self._root_usable:
@@ -168,7 +170,9 @@ class Round:
         if not aggregate.update.any():
             self._keep("nobody-trusted" if self.rule.needs_root else "rule")
             return self.before
-        after = self._moved(aggregate.update)
+        direction, server = optimised(self.server, aggregate.update, self.remembered.server)
+        self._next = replace(self._next or self.remembered, server=server)
+        after = self._moved(direction)
         if not all(np.isfinite(array).all() for array in after.values() if array.dtype.kind == "f"):
             self._keep("not-finite")
         elif all(np.array_equal(after[name], self.before[name]) for name in self.layout.parameters):
@@ -209,22 +213,22 @@ class Round:
         was = sort_rows(rows, self._sizes)
         self._order = [self._order[i] for i in was]
         sizes = None if self.limits.most_examples is None else torch.tensor([self._sizes[i] for i in was], dtype=rows.dtype)
-        known = self.remembered.knowing(self.rule, self._order, rows[0])
-        received = Received(
-            rows,
-            self._root_update,
-            sizes,
-            client_ids=known.ids_of(self._order),
-            round=torch.tensor(self.t),
-            generator=self.generator,
-            weights=self.layout.vector(self.before.__getitem__) if self.rule.needs_weights else None,
-        )
         try:
-            aggregate, memory = take_step(self.rule, received, known.memory)
-        except InputError as problem:  # such as Krum with too few clients
+            known = self.remembered.knowing(self.rule, self._order, rows[0])
+            received = Received(
+                rows,
+                self._root_update,
+                sizes,
+                client_ids=known.ids_of(self._order),
+                round=torch.tensor(self.t),
+                generator=self.generator,
+                weights=self.layout.vector(self.before.__getitem__) if self.rule.needs_weights else None,
+            )
+            aggregate, memory = take_step(self.rule, received, known.rule)
+        except Exception as problem:  # such as Krum with too few clients, or whatever a rule of somebody's own does
             self._keep("rule", plain(problem))
             return None
-        self._next = Remembered(memory, known.nodes)
+        self._next = replace(known, rule=memory)
         return aggregate
 
     def _moved(self, update: Tensor) -> Arrays:

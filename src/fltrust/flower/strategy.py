@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
+from fltrust import codec
 from fltrust.errors import InputError
 from fltrust.flower.audit import FederationDirectory
 from fltrust.flower.fetch import in_process, look_of
@@ -32,7 +33,8 @@ from fltrust.flower.round import Round
 from fltrust.flower.salt import salted
 from fltrust.flower.verdicts import plain
 from fltrust.randomness import reseed, stream
-from fltrust.rules import RULES, Rule
+from fltrust.rules import Rule
+from fltrust.training.optimisers import SGD, ServerOptimiser
 
 RECONNECT = 300.0  # seconds that nodes have to come back after the server was restarted, and the SuperLink after it went away
 
@@ -54,6 +56,7 @@ class RobustStrategy(Strategy):
                          taken from clients but from the root's training, if it gives them
     take_buffers         takes them from clients after all: per coordinate the median over all valid replies. This needs an honest majority,
                          so it is refused for the rules with a root, which need none
+    server               the server's optimiser (momentum, Adam); None: the model moves by global_lr times the rule's update
     registered           the SuperLink runs with node authentication and its nodes have registered keys, so that a node id always means the
                          same node. Rules that remember each client (FoolsGold) need it: without keys a node gets a new id whenever it
                          starts again, and could shed its past
@@ -79,6 +82,7 @@ class RobustStrategy(Strategy):
         min_replies: float = 0.5,
         buffers: Buffers = is_statistic,
         take_buffers: bool = False,
+        server: ServerOptimiser | None = None,
         registered: bool = False,
         most_examples: int | None = None,
         most_bytes: int | None = None,
@@ -114,7 +118,7 @@ class RobustStrategy(Strategy):
         _require(most_value > 0, f"most_value must be positive, not {most_value}")
         _require(least_norm is None or 0 <= least_norm < 1, f"least_norm must be at least 0 and less than 1, not {least_norm}")
         _require(poll > 0, f"poll must be positive, not {poll}")
-        self.rule, self.root = rule, root
+        self.rule, self.root, self.server = rule, root, server or SGD()
         self.directory = None if directory is None else Path(directory)
         self.global_lr, self.min_replies, self.seed, self.poll = global_lr, min_replies, seed, poll
         self.fraction_train, self.min_train_nodes, self.min_available_nodes = fraction_train, min_train_nodes, min_available_nodes
@@ -126,7 +130,7 @@ class RobustStrategy(Strategy):
         self._time_to_live: float | None = None  # of messages; None: Flower's default
         self._wait = float("inf")  # seconds for nodes to be there
         self._round: Round | None = None
-        self._remembered = Remembered()
+        self._remembered: Remembered | None = None  # before the first round
         self._guarded: Grid | None = None  # whose replies `start` fetches itself
 
     # ---------------------------------------------------------------- the loop
@@ -157,12 +161,12 @@ class RobustStrategy(Strategy):
             self._guarded = grid
             stack.callback(setattr, self, "_guarded", None)
             done, arrays = 0, initial
-            self._remembered = Remembered()
+            self._remembered = None
             folder = None
             if self.directory is not None:
                 folder = stack.enter_context(FederationDirectory(self.directory, self._declaration(layout)))
                 done, arrays, records = folder.resume(layout, initial)
-                self._remembered = folder.remembered(done, self.rule, layout.vector(arrays.__getitem__))
+                self._remembered = folder.remembered(done, self.rule, self.server, layout.vector(arrays.__getitem__))
                 result.arrays = _as_record(arrays)
                 for record in records:
                     if record.get("metrics"):
@@ -206,7 +210,7 @@ class RobustStrategy(Strategy):
                             "run_id": TaskIdentity.run_id,
                         },
                         arrays,
-                        self._remembered if self.rule.has_memory else None,
+                        self._remembered,
                     )
         return result
 
@@ -235,7 +239,8 @@ class RobustStrategy(Strategy):
     def _declaration(self, layout: Layout) -> dict[str, Any]:
         """What decides the numbers, and must be the same when a run goes on."""
         return {
-            "rule": {"name": RULES.name_of(self.rule), **dataclasses.asdict(self.rule)},
+            "rule": codec.plain(self.rule),
+            "server": codec.plain(self.server),
             "root": settings_of(self.root),
             "seed": self.seed,
             "global_lr": self.global_lr,
@@ -260,7 +265,17 @@ class RobustStrategy(Strategy):
         layout = Layout.of(before, self.buffers)
         least = math.ceil(self.min_replies * len(nodes)) if self.min_replies < 1 else int(self.min_replies)
         self._round = Round(
-            server_round, self.rule, layout, before, nodes, self.limits, self.global_lr, least, self._remembered, self._chance(server_round)
+            server_round,
+            self.rule,
+            layout,
+            before,
+            nodes,
+            self.limits,
+            self.global_lr,
+            least,
+            self._remembered or Remembered.first(self.rule, self.server, layout.vector(before.__getitem__)),
+            self.server,
+            self._chance(server_round),
         )
         unpredictable = salted(arrays)
         return [self._message(node, server_round, unpredictable, config) for node in nodes]

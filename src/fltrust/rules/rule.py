@@ -13,7 +13,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Registry
 from fltrust.rules.rows import Rows, check, check_like
-from fltrust.state import Memory
+from fltrust.state import Memory, layout
 
 
 class Aggregate(NamedTuple):
@@ -153,6 +153,12 @@ class Rule:
         """
         return None
 
+    def streamed(self, root_update: Tensor, exact_for: int | None = None) -> Accumulator | None:
+        """The accumulator, if it is this very rule's: a subclass with another `aggregate` or `step` needs another one."""
+        owner = _owner(type(self), "accumulator")
+        theirs = all(issubclass(owner, _owner(type(self), name)) for name in ("step", "aggregate"))
+        return self.accumulator(root_update, exact_for) if theirs else None
+
     @property
     def has_memory(self) -> bool:
         return type(self).init is not Rule.init
@@ -162,6 +168,10 @@ class Rule:
         if self.has_memory:
             raise InputError(f"{type(self).__name__} remembers earlier rounds: call step(Received(updates, ...), memory)")
         return take_step(self, Received(updates, root_update, sizes), ())[0]
+
+
+def _owner(kind: type, name: str) -> type:
+    return next(base for base in kind.__mro__ if name in vars(base))
 
 
 def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
@@ -182,12 +192,15 @@ def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate
         result = rule.step(received, memory)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Aggregate)):
         raise InputError(f"{name}.step must return (Aggregate, memory), not {type(result).__name__}")
-    aggregate, memory = result
+    aggregate, later = result
+    if layout(later) != layout(memory):
+        raise InputError(f"{name}.step must return a memory with the names, shapes and dtypes of the one that it was given")
     n, d = received.updates.shape
     for what, part, shape in (("update", aggregate.update, (d,)), ("shares", aggregate.shares, (n,))):
         if part is None and what == "shares":
             continue
-        if not isinstance(part, Tensor) or part.shape != shape or part.dtype != received.updates.dtype:
-            said = f"{part.dtype} of shape {tuple(part.shape)}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
-            raise InputError(f"{name} returned {said} as {what}, expected {received.updates.dtype} of shape {shape}")
-    return aggregate, memory
+        like = received.updates
+        if not isinstance(part, Tensor) or (part.shape, part.dtype, part.device) != (shape, like.dtype, like.device):
+            got = f"{part.dtype} of shape {tuple(part.shape)} on {part.device}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
+            raise InputError(f"{name} returned {got} as {what}, expected {like.dtype} of shape {shape} on {like.device}")
+    return aggregate, later

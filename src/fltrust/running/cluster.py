@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_dict
+from fltrust.experiment import Experiment, from_declaration
 from fltrust.registry import load_plugin
 from fltrust.running.pool import Event, Failed, Finished, forget, run_to_result
 from fltrust.store.results import from_json, to_json
@@ -69,7 +69,7 @@ def _run(experiment: dict[str, Any], device: str, data_dir: str | None, plugins:
     try:
         for name, source in plugins:
             _load(name, source)
-        run = from_dict(experiment)
+        run = from_declaration(experiment)
         result = run_to_result(run, work, device=device, data_dir=data_dir)
     except Exception as problem:  # whatever it is, it is this run's alone, and would happen again
         return {"failed": str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}"}

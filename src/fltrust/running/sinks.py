@@ -92,7 +92,8 @@ def describe(run: Experiment) -> str:
 
 
 def errors(test_error: float | None, success: float | None) -> str:
-    return f"test error {test_error:.3f}" + ("" if success is None else f", backdoor success {success:.3f}")
+    error = "test error is no number" if test_error is None else f"test error {test_error:.3f}"
+    return error + ("" if success is None else f", backdoor success {success:.3f}")
 
 
 def trust_of(record: Record) -> dict[str, float]:

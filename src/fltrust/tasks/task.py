@@ -241,8 +241,17 @@ class Task:
             own = torch.from_numpy(clients[i])
             poisoned, flipped = attack.poison(self.inputs[own], self.targets[own], self.num_classes)
             for part, like in ((poisoned, self.inputs), (flipped, self.targets)):
+                if not isinstance(part, Tensor):
+                    raise InputError(f"{type(attack).__name__}.poison must return tensors, not a {type(part).__name__}")
                 if (part.dtype, part.shape) != (like.dtype, (len(flipped), *like.shape[1:])):
                     raise InputError(f"{type(attack).__name__}.poison changed the kind of its examples: {part.dtype}, {tuple(part.shape)}")
+            if (
+                self.num_classes
+                and not like.is_floating_point()
+                and len(flipped)
+                and not 0 <= flipped.min() <= flipped.max() < self.num_classes
+            ):
+                raise InputError(f"{type(attack).__name__}.poison made a label that is none of the {self.num_classes} classes")
             inputs.append(poisoned)
             targets.append(flipped)
             clients[i] = np.arange(count, count + len(flipped))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import OPTIMISERS, Registry
-from fltrust.state import Memory
+from fltrust.state import Memory, leaves, rebuilt
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,14 @@ class Adam(ServerOptimiser):
         first = self.beta1 * memory.first + (1 - self.beta1) * update
         second = self.beta2 * memory.second + (1 - self.beta2) * update.square()
         return first / (second.sqrt() + self.tau), Moments(first, second)
+
+
+def optimised(optimiser: ServerOptimiser, update: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """optimiser.step, but nobody trusted, nothing moves: a zero update (d,) moves neither the model nor what the optimiser remembers."""
+    nothing = ~update.any()
+    direction, later = optimiser.step(update, memory)
+    kept = (torch.where(nothing, old, new) for (_, old), (_, new) in zip(leaves(memory), leaves(later), strict=True))
+    return torch.where(nothing, 0, direction), rebuilt(later, kept)
 
 
 def _check_beta(name: str, beta: float) -> None:
