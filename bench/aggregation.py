@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from setting import usual_fltrust, wait_until_quiet
 
-from fltrust.rules import FedAvg, FLTrust, Krum, Median, TrimmedMean, measure
+from fltrust.rules import FedAvg, FLTrust, Krum, Median, TrimmedMean
+from fltrust.rules.rows import measure
 
 Call = Callable[[], object]
 MOST_SECONDS = 20.0  # for one contender

@@ -269,7 +269,7 @@ class Federation:
         rounds = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for record in rounds:
             place = [record["clients"].index(node) for node in self.ids]
-            for key in ("verdict", "reason", "weight", "cosine", "norm"):
+            for key in ("verdict", "reason", "shares", "cosine", "norm"):
                 record[key] = record[key] and [record[key][i] for i in place]
         return rounds
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fltrust.errors import InputError
-from fltrust.rules import Aggregate, FedAvg, FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustServer, Rule
+from fltrust.rules import Aggregate, FedAvg, FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustServer, Received, Rule
 from fltrust.theory import Constants
 
 ATTACKS = ("random", "huge", "flip", "adaptive", "outward")
@@ -228,9 +228,9 @@ def test_fltrust_stays_below_the_bound(ridge: ModuleType, attack: str, m: int) -
 class TooLong(FLTrust):
     """FLTrust whose update is four times as long."""
 
-    def aggregate(self, updates: Tensor, root_update: Tensor | None, sizes: Tensor | None) -> Aggregate:
-        update, weight = super().aggregate(updates, root_update, sizes)
-        return Aggregate(4 * update, weight)
+    def aggregate(self, received: Received) -> Aggregate:
+        update, shares = super().aggregate(received)
+        return Aggregate(4 * update, shares)
 
 
 @pytest.mark.parametrize(
