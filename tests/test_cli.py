@@ -194,7 +194,7 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--dataset", "minst-0.5"], "unknown dataset 'minst-0.5': did you mean 'mnist-0.5'?"),
         (["run", "--dataset", "mnist"], "unknown dataset 'mnist': did you mean 'mnist-5k' or 'mnist-0.1' or 'mnist-0.5'?"),
         (["run", "trim.toml", "--attack", "none", "--knowledge", "partial"], "attack 'none' has no parameters"),
-        (["run", "trim.toml", "--knowledge", "much"], "an attacker's knowledge is full or partial, not 'much'"),
+        (["run", "trim.toml", "--knowledge", "much"], "unknown knowledge 'much'; known: full, partial"),
         (["run", "--dataset", "mnist-5k", "--clients", "100000"], "100,000 clients for 4,000 examples"),
         (["run", "--malicious", "101"], "malicious must be 0 to 100 (num_clients), not 101"),
         (["run", "--bias", "0"], "bias (the paper's q) must be above 0 and at most 1, not 0"),

@@ -38,9 +38,15 @@ class RunDirectory(OwnedDirectory):
 
     def _check(self, written: dict[str, Any]) -> None:
         if not self._same(written):
-            raise InputError(f"{self.path} holds another experiment ({written.get('key')}, this one is {self.run.key}): {self.remedy}")
+            raise InputError(f"{self.path} holds another experiment ({self._differences(written)}): {self.remedy}")
         if written.get("files") != self.task.files:
             raise InputError(f"{self.path} was begun with other data files: {self.remedy}")
+
+    def _differences(self, written: Mapping[str, Any]) -> str:
+        """The fields in which what a directory declares differs from this experiment."""
+        theirs, ours = written.get("experiment"), self.run.to_dict()
+        names = [name for name in ours if theirs.get(name) != ours[name]] if isinstance(theirs, dict) else []
+        return f"it differs in {', '.join(names)}" if names else "it differs"
 
     def _same(self, written: Mapping[str, Any]) -> bool:
         """Whether a directory declares this experiment, also one that an earlier version wrote with fewer fields."""
