@@ -152,9 +152,9 @@ class Experiment:
         """
         profile = DATASETS.entry(dataset).kind
         for name in changes:
-            known("field", name, _FIELDS)
+            known("field", name, FIELDS)
         for name in profile.settings:
-            known(f"setting of {dataset}", name, [field for field in _FIELDS if field not in ("dataset", "rule", "attack")])
+            known(f"setting of {dataset}", name, [field for field in FIELDS if field not in ("dataset", "rule", "attack")])
         settings = checked(Experiment, {**profile.settings, **changes}, {})
         for name in ("model", "num_clients", "malicious", "rounds", "batch_size", "global_lr"):
             _require(name in settings, f"{dataset} does not set {name!r}: say it there or with the experiment; no other data's is used")
@@ -174,7 +174,7 @@ class Experiment:
         expected = per_round(settings["malicious"], settings["clients_per_round"], settings["num_clients"])
         told = {"tolerate": expected, "trim": expected, "trigger": profile.trigger}
         settings |= {"rule": rule, "attack": attack}
-        parts = {name: built(registry, settings[name], told) for name, registry in _PARTS.items() if settings.get(name) is not None}
+        parts = {name: built(registry, settings[name], told) for name, registry in PARTS.items() if settings.get(name) is not None}
         return Experiment(**{**settings, "dataset": dataset, **parts})
 
     @property
@@ -200,11 +200,9 @@ class Experiment:
         return rate
 
 
-_FIELDS = [field.name for field in dataclasses.fields(Experiment)]
-_LATER = _FIELDS[_FIELDS.index("split") :]
-_PARTS: dict[str, Registry] = {
-    field.name: field.metadata["registry"] for field in dataclasses.fields(Experiment) if field.metadata["registry"] is not None
-}
+FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
+PARTS: dict[str, Registry] = {name: field.metadata["registry"] for name, field in FIELDS.items() if field.metadata["registry"] is not None}
+_LATER = list(FIELDS)[list(FIELDS).index("split") :]
 
 
 def per_round(malicious: int, clients_per_round: int, num_clients: int) -> int:
@@ -215,17 +213,17 @@ def per_round(malicious: int, clients_per_round: int, num_clients: int) -> int:
 def from_dict(written: Mapping[str, Any]) -> Experiment:
     """An experiment from a TOML file: what it leaves out is usual on its data set, an unknown field is refused by name."""
     for name in written:
-        known("field", name, _FIELDS)
+        known("field", name, FIELDS)
     return Experiment.on(**written)
 
 
 def from_declaration(written: Mapping[str, Any]) -> Experiment:
     """An experiment as `to_dict` wrote it; neither its data set nor its plug-ins need be here. A newer field had its default then."""
     for name in written:
-        known("field", name, _FIELDS)
+        known("field", name, FIELDS)
     for name in ("rule", "attack"):
         _require(name not in written or written[name] is not None, f"an experiment has {name} = null")
-    parts = {name: built_or_absent(registry, written[name]) for name, registry in _PARTS.items() if written.get(name) is not None}
+    parts = {name: built_or_absent(registry, written[name]) for name, registry in PARTS.items() if written.get(name) is not None}
     return Experiment(**{**checked(Experiment, written, {}), **parts})
 
 

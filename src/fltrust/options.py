@@ -5,7 +5,6 @@
 --set rule.tolerate=25    a parameter of a part; --set rule.rule.tolerate=25 of a part within a part
 """
 
-import dataclasses
 import inspect
 import json
 import tomllib
@@ -13,11 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment
+from fltrust.experiment import FIELDS, PARTS, Experiment
 from fltrust.registry import known
 
-FIELDS = {field.name: field for field in dataclasses.fields(Experiment)}
-PARTS = {name: field.metadata["registry"] for name, field in FIELDS.items() if field.metadata["registry"] is not None}
 OPTIONS = {name: "--" + name.replace("_", "-") for name in FIELDS}
 
 

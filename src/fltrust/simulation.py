@@ -107,7 +107,7 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
     for first in range(after + 1, run.rounds + 1, block):
         rounds = range(first, min(first + block, run.rounds + 1))
         clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round, fixed)  # (rounds, n)
-        server = np.zeros((len(rounds), 1), np.int64)  # the only one of its kind
+        server = np.zeros((len(rounds), 1), np.int64)  # there is one server
         batch = batches.draw(rounds, clients)
         root_batch = whole_root
         if run.root_batch == "batch":

@@ -1,4 +1,4 @@
-"""The carry: all that one round hands to the next. It is a value: it can be stored, copied, restored, and tried without being moved.
+"""The carry: all that one round hands to the next. It is a plain value, so it can be stored, copied and restored.
 
 A memory is a tensor, or a (named) tuple of memories; `()` is no memory. A (N, d) tensor in it has a row per client of the federation.
 """

@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from fltrust.experiment import Experiment
-from fltrust.options import FIELDS, OPTIONS, toml_value
+from fltrust.experiment import FIELDS, Experiment
+from fltrust.options import OPTIONS, toml_value
 
 ALIASES = {"num_clients": "--clients"}
 PANEL = "The experiment. What you leave out is usual for the data set."

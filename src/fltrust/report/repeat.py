@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_dict
-from fltrust.options import PARTS, words
+from fltrust.experiment import PARTS, Experiment, from_dict
+from fltrust.options import words
 from fltrust.paper import Cell, Exhibit
 from fltrust.registry import ATTACKS, DATASETS, RULES
 from fltrust.store.results import Result

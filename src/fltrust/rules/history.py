@@ -48,7 +48,7 @@ class FoolsGold(Rule):
 
     def step(self, received: Received, memory: Tensor) -> tuple[Aggregate, Tensor]:
         updates, ids = received.updates, received.client_ids
-        assert ids is not None  # take_step has seen to it
+        assert ids is not None  # take_step checks this
         rows = measure(updates)
         memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], updates, 0))
         history = memory.index_select(0, ids)  # (n, d)

@@ -29,7 +29,7 @@ class TrustRule(Rule):
 
     def aggregate(self, received: Received) -> Aggregate:
         updates, root_update = received.updates, received.root_update
-        assert root_update is not None  # take_step has seen to it
+        assert root_update is not None  # take_step checks this
         total, trust = trusted_sum(updates, root_update, self.least_trust, self.stretch)
         total_trust = trust.sum()
         if self.server_trust:
@@ -79,7 +79,7 @@ class FLTrustServer(Rule):
 
     def aggregate(self, received: Received) -> Aggregate:
         updates, root_update = received.updates, received.root_update
-        assert root_update is not None  # take_step has seen to it
+        assert root_update is not None  # take_step checks this
         _, root_norm = direction_and_norm(root_update)
         return Aggregate(torch.where(root_norm > 0, root_update, 0), updates.new_zeros(len(updates)))
 

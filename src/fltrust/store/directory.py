@@ -39,8 +39,11 @@ class RunDirectory(OwnedDirectory):
     def _check(self, written: dict[str, Any]) -> None:
         if not self._same(written):
             raise InputError(f"{self.path} holds another experiment ({self._differences(written)}): {self.remedy}")
-        if written.get("files") != self.task.files:
-            raise InputError(f"{self.path} was begun with other data files: {self.remedy}")
+        files = written.get("files")
+        if files != self.task.files:
+            theirs = files if isinstance(files, dict) else {}
+            changed = sorted(name for name in theirs.keys() | self.task.files if theirs.get(name) != self.task.files.get(name))
+            raise InputError(f"{self.path} was begun with other data files or plug-ins ({', '.join(changed)}): {self.remedy}")
 
     def _differences(self, written: Mapping[str, Any]) -> str:
         """The fields in which what a directory declares differs from this experiment."""
