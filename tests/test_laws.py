@@ -11,11 +11,11 @@ from fltrust.attacks import Adaptive, Attack, Knowledge, KrumAttack, TrimAttack
 from fltrust.attacks.attack import Level
 from fltrust.codec import built
 from fltrust.registry import ATTACKS, DATASETS, RULES
-from fltrust.rules import Aggregate, CentredClipping, FedAvg, FoolsGold, Received, Rule, rows
+from fltrust.rules import Aggregate, CentredClipping, FedAvg, FoolsGold, Median, Received, Rule, rows
 from fltrust.rules.rows import measure
 from fltrust.testing import ATTACK_LAWS, RULE_LAWS, check_attack, check_rule, no_value_decides_what_is_crafted
 
-TOLD = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger}
+TOLD = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger, "rule": Median()}  # the last is for rules that hold one
 EVERY_RULE: list[Rule] = [built(RULES, name, TOLD) for name in RULES]
 EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]

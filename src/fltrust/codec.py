@@ -25,21 +25,20 @@ def plain(value: Any, keep: Keep = lambda value, field: True) -> Any:
     if isinstance(value, Absent):
         return {"name": value.name} | {name: json.loads(written) for name, written in value.parameters}
     registry: Registry | None = getattr(value, "registry", None)
-    named = {} if registry is None else {"name": registry.name_of(value)}
+    named = {} if registry is None else {"name": registry.own_name_of(value)}
     fields = [(getattr(value, field.name), field) for field in dataclasses.fields(value)]
     return named | {field.name: plain(part, keep) for part, field in fields if keep(part, field)}
 
 
 def built(registry: Registry, choice: Any, told: Mapping[str, Any]) -> Any:
-    """The value that a name or a mapping {"name": ..., parameter: ...} stands for.
+    """The value that a name or a mapping {"name": ..., parameter: ...} stands for; "nnm+median" is a rule within a rule.
 
     Parameters that are left out, and have no default or None, are `told`: the number of malicious clients, the data set's trigger.
     """
     if hasattr(choice, "registry"):
         return choice
     what = registry.singular
-    if isinstance(choice, str):
-        choice = {"name": choice}
+    choice = unfolded(registry, choice)
     if not isinstance(choice, Mapping) or "name" not in choice:
         raise InputError(f"{what} must be a name or a table with a name, not {choice!r}")
     name = choice["name"]
@@ -57,15 +56,32 @@ def built(registry: Registry, choice: Any, told: Mapping[str, Any]) -> Any:
     parameters = {field: told[field] for field in unsaid if told.get(field) is not None} | checked(kind, parameters, told)
     for field, default in unsaid.items():
         if field not in parameters and default is not None:
-            raise InputError(f"{what} {name!r} must be told its {field}")
+            within = f"{name!r} needs a {what} within it: write {name}+NAME"
+            raise InputError(within if field == what else f"{what} {name!r} must be told its {field}")
     return kind(**parameters)
 
 
+def unfolded(registry: Registry, choice: Any) -> Any:
+    """A name as a mapping; "nnm+median" as {"name": "nnm", "rule": {"name": "median"}}."""
+    if isinstance(choice, str):
+        choice = {"name": choice}
+    if not isinstance(choice, Mapping) or not isinstance(choice.get("name"), str):
+        return choice
+    name, _, within = choice["name"].partition("+")
+    within = within or choice.get(registry.singular)
+    return {**choice, "name": name, **({registry.singular: unfolded(registry, within)} if within is not None else {})}
+
+
 def built_or_absent(registry: Registry, written: Any) -> Any:
-    """A part of a stored experiment, in full; one whose plug-in is not loaded stays as it was written."""
-    if isinstance(written, Mapping) and isinstance(name := written.get("name"), str) and name not in registry:
+    """A part of a stored experiment, in full; one whose plug-in is not loaded, or that of a part within it, stays as it was written."""
+    if isinstance(written, Mapping) and isinstance(name := written.get("name"), str) and not _all_known(registry, written):
         return Absent(registry, name, tuple((field, canonical(value)) for field, value in sorted(written.items()) if field != "name"))
     return built(registry, written, {})
+
+
+def _all_known(registry: Registry, written: Mapping[str, Any]) -> bool:
+    within = written.get(registry.singular)
+    return written.get("name") in registry and (not isinstance(within, Mapping) or _all_known(registry, within))
 
 
 def checked(kind: type, values: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:

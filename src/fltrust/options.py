@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
+from fltrust.codec import unfolded
 from fltrust.errors import InputError
 from fltrust.experiment import FIELDS, PARTS, Experiment
 from fltrust.registry import known
@@ -39,7 +40,8 @@ def assigned(written: dict[str, Any], assignments: Iterable[str]) -> dict[str, A
         known("field", first, FIELDS)
         if inner and first not in PARTS:
             raise InputError(f"--set {assignment}: {first} has no parameters; known: {', '.join(PARTS)}")
-        written[first] = _with(written.get(first, _DEFAULTS.get(first)), inner, toml_value(text), assignment)
+        part = written.get(first, _DEFAULTS.get(first))
+        written[first] = _with(unfolded(PARTS[first], part) if inner else part, inner, toml_value(text), assignment)
     return written
 
 
@@ -51,8 +53,6 @@ _DEFAULTS = {  # what a part is called if nobody names it
 def _with(part: Any, path: list[str], value: Any, assignment: str) -> Any:
     if not path:
         return value
-    if isinstance(part, str):
-        part = {"name": part}
     if not isinstance(part, dict):
         raise InputError(f"--set {assignment}: say first what it is a parameter of, such as --split dirichlet --set split.alpha=0.1")
     return {**part, path[0]: _with(part.get(path[0]), path[1:], value, assignment)}

@@ -15,7 +15,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -107,16 +107,28 @@ class Registry(Mapping[str, Any]):
             return Entry(name, found, name)
         return self._entries[known(self.singular, name, self._entries)]
 
-    def name_of(self, value: Any) -> str:
+    def own_name_of(self, value: Any) -> str:
         """The name of a value's class; a class without a name is called by its own."""
         if isinstance(value, Absent):
             return value.name
         self._load()
         return next((entry.name for entry in self._entries.values() if entry.kind is type(value)), type(value).__name__)
 
+    def name_of(self, value: Any) -> str:
+        """The name that stands for a value: "krum", or "nnm+krum" for a rule within a rule."""
+        return "+".join(map(self.own_name_of, self.layers(value)))
+
     def label_of(self, value: Any) -> str:
-        name = self.name_of(value)
-        return self._entries[name].label if name in self._entries else name
+        names = map(self.own_name_of, self.layers(value))
+        return " + ".join(self._entries[name].label if name in self._entries else name for name in names)
+
+    def layers(self, value: Any) -> list[Any]:
+        """The value, what is within it, what is within that; without what is there by default."""
+        within = getattr(value, self.singular, None)
+        if within is None or not hasattr(within, "registry"):
+            return [value]
+        usual = next(field for field in fields(value) if field.name == self.singular).default_factory
+        return [value] if usual is not MISSING and within == usual() else [value, *self.layers(within)]
 
     def __getitem__(self, name: str) -> Any:
         self._load()

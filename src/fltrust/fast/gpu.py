@@ -68,8 +68,15 @@ def _weighted_sum(updates, factor, total, n, d, row_stride, ROWS: tl.constexpr, 
 
 
 def gram(updates: Tensor) -> Tensor:
-    """(n, n) float64: float32 products over a few columns at a time, added up in float64."""
+    """(n, n) float64: float32 products over a few columns at a time, added up in float64.
+
+    Each row is first divided by a power of two near its largest value, which rounds nothing: so no product overflows.
+    """
+    power = torch.frexp(torch.linalg.vector_norm(updates, torch.inf, dim=1))[1].clamp(-126, 126)  # (n,)
+    one = torch.ones_like(power, dtype=torch.float64)
+    rows = updates * torch.ldexp(one, -power).float()[:, None]
     whole = updates.shape[1] // WIDTH * WIDTH
-    blocks = updates[:, :whole].unflatten(1, (-1, WIDTH)).transpose(0, 1)  # (blocks, n, WIDTH)
-    rest = updates[:, whole:].double()
-    return torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T)
+    blocks = rows[:, :whole].unflatten(1, (-1, WIDTH)).transpose(0, 1)  # (blocks, n, WIDTH)
+    rest = rows[:, whole:].double()
+    size = torch.ldexp(one, power)
+    return torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T) * size[:, None] * size

@@ -225,6 +225,36 @@ def gram(updates: Tensor) -> Tensor:
     return products.tril() + products.tril(-1).T  # only what is below the diagonal counts beside it
 
 
+def inner_products(updates: Tensor, rows: Rows) -> Tensor:
+    """The rows' inner products (n, n), in float64, in units in which the longest row has length 1; 0 for rows that are not usable."""
+    longest = rows.norm.amax()
+    longest = torch.where(longest > 0, longest, 1)
+    if _kernels(updates):
+        products, size = gram(updates) / longest / longest, torch.ones_like(rows.scale)
+    else:
+        products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
+        for columns in _column_blocks(updates):
+            block = _scaled(updates[:, columns], rows.scale)
+            products.addmm_(block, block.T)
+        products = products.tril() + products.tril(-1).T
+        size = rows.scale / longest  # so that no square overflows
+    pair = rows.usable[:, None] & rows.usable
+    products = torch.where(pair, products * size[:, None] * size, 0)
+    return products.diagonal_scatter((rows.norm / longest).square())
+
+
+def sq_distances_of(products: Tensor) -> Tensor:
+    """Squared distances (.., n, n) between rows with these inner products; exactly symmetric, 0 on the diagonal."""
+    squares = products.diagonal(dim1=-2, dim2=-1)
+    distances = (squares[..., :, None] + squares[..., None, :] - 2 * products).clamp(min=0)
+    return distances * (1 - torch.eye(products.shape[-1], dtype=products.dtype, device=products.device))
+
+
+def combined(updates: Tensor, rows: Rows, shares: Tensor) -> Tensor:
+    """The sum (d,) of shares (n,) times rows, of the updates' dtype."""
+    return finite(weighted_sum(updates, rows, shares * rows.norm), updates)
+
+
 def sq_distances(updates: Tensor) -> Tensor:
     """Squared distances (n, n) between rows, in float64, from one Gram matrix; infinite where not finite, 0 on the diagonal.
 

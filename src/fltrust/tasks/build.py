@@ -14,7 +14,7 @@ from fltrust.experiment import Experiment
 from fltrust.models import initialise
 from fltrust.objectives import Objective
 from fltrust.randomness import stream
-from fltrust.registry import METRICS, MODELS, OBJECTIVES, plugin_files
+from fltrust.registry import METRICS, MODELS, OBJECTIVES, RULES, plugin_files
 from fltrust.rules.rule import Received, take_step
 from fltrust.tasks.splits import partition
 from fltrust.tasks.task import Task, standardised
@@ -95,7 +95,8 @@ def build_task(
 def _plugins(run: Experiment) -> dict[str, str]:
     """The plug-ins that the run uses, as files whose change another run would need."""
     named = [MODELS.entry(run.model).kind, *(METRICS.entry(name).kind for name in run.metrics)]
-    return plugin_files(*named, *(type(part) for part in (run.rule, run.attack, run.split, run.server)))
+    rules = RULES.layers(run.rule)  # one may hold another
+    return plugin_files(*named, *(type(part) for part in (*rules, run.attack, run.split, run.server)))
 
 
 def _labels(run: Experiment, examples: Examples, objective: Objective) -> tuple[NDArray[np.int64], int]:
