@@ -16,7 +16,7 @@ from fltrust.fast import gpu
 from fltrust.fast.cnn_gradients import cnn_gradients
 from fltrust.fast.select import ranked_mean
 from fltrust.fast.shared_gradients import shared_gradients
-from fltrust.models import CNN, Model, ResidualBlock
+from fltrust.models import CNN, Model, ProjectedBlock, ProjectedBlock, ResidualBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = {"float32": 1e-5, "tf32": 5e-2, "float16": 5e-2} if DEVICE == "cuda" else {"float32": 1e-5}
@@ -88,10 +88,26 @@ class Small(nn.Module):
         return logits
 
 
+class Wide(nn.Module):
+    """More channels than one program holds, a large kernel with a stride, a pooling, and a shortcut with a projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 70, 11, 4, padding=5)
+        self.block = ProjectedBlock(70, 130, 1)
+        self.output = nn.Linear(130, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = nn.functional.max_pool2d(self.first(images.repeat(1, 1, 4, 4)), 2)
+        logits: Tensor = self.output(self.block(hidden).mean((2, 3)))
+        return logits
+
+
+@pytest.mark.parametrize("network", [Small, Wide])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_shared_gradients_are_those_of_each_client_alone(precision: str) -> None:
+def test_shared_gradients_are_those_of_each_client_alone(network: type[nn.Module], precision: str) -> None:
     torch.manual_seed(5)  # with some, a ReLU is so near zero that half precision puts it on the other side
-    model = Model(Small().to(DEVICE))
+    model = Model(network().to(DEVICE))
     weights = model.initial_weights.to(DEVICE)
     batch = draw((2, 6, 5), 3, 4)
     rows = shared_gradients(model.module, weights, *batch, precision)

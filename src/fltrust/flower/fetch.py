@@ -15,18 +15,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.serde_utils import metadata_from_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.superlink.grid.http_grid import HttpGrid
-from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 
 from fltrust.errors import InputError
+from fltrust.flower.internals import (
+    ArrayChunk,
+    HttpGrid,
+    InMemoryGrid,
+    confirm_received,
+    get_object_body,
+    get_object_head_values_from_object_content,
+    inflate_object_from_contents,
+    make_message,
+    metadata_from_proto,
+    pull_messages,
+    pull_object,
+)
 from fltrust.flower.layout import Layout
 from fltrust.flower.replies import Limits, ReplyError
 from fltrust.flower.verdicts import plain
@@ -116,9 +120,9 @@ class _SuperLink:
         self._forget(self._announced.pop(message_id).metadata)
         return [reply]
 
-    def _call(self, name: str, request: Any) -> Any:
+    def _call(self, request: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return getattr(self._grid._runtime_client, name)(request)
+            return request(self._grid, *arguments)
         except Exception as problem:  # such as a busy database: not the sender's fault
             raise _TryLaterError from problem
 
@@ -129,7 +133,7 @@ class _SuperLink:
         self._pull([message_id])
 
     def _pull(self, message_ids: list[str]) -> None:
-        answer = self._call("PullMessages", PullAppMessagesRequest(message_ids=message_ids))
+        answer = self._call(pull_messages, message_ids)
         for proto in answer.messages_list:
             metadata = metadata_from_proto(proto.metadata)
             if metadata.reply_to_message_id not in message_ids:
@@ -165,7 +169,7 @@ class _SuperLink:
 
     def _piece(self, announced: _Announced, name: str) -> bytes:
         metadata = announced.metadata
-        response = self._call("PullObject", PullObjectRequest(node=self._grid.node, run_id=metadata.run_id, object_id=name))
+        response = self._call(pull_object, metadata.run_id, name)
         if not response.object_found:
             raise ReplyError("unreadable", "a piece of it was never uploaded")
         if not response.object_available:
@@ -206,6 +210,5 @@ class _SuperLink:
 
     def _forget(self, metadata: Any) -> None:
         """Lets the SuperLink drop a message and its pieces; if it cannot just now, they stay until the end of the run."""
-        request = ConfirmMessageReceivedRequest(node=self._grid.node, run_id=metadata.run_id, message_object_id=metadata.message_id)
         with contextlib.suppress(_TryLaterError):
-            self._call("ConfirmMessageReceived", request)
+            self._call(confirm_received, metadata.run_id, metadata.message_id)

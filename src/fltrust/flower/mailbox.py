@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from flwr.app import Message
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
 from fltrust.flower.fetch import Look
+from fltrust.flower.internals import SUPERLINK_NODE_ID
 from fltrust.flower.replies import ReplyError, one_of
 
 GRACE = 5.0  # seconds after the deadline in which replies that are there by then are still fetched

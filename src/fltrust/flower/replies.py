@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fltrust.flower.internals import SUPERLINK_NODE_ID
 from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.verdicts import REASONS, plain
 

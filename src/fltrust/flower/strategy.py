@@ -18,12 +18,12 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore.task_identity import TaskIdentity
 
 from fltrust import codec
 from fltrust.errors import InputError
 from fltrust.flower.audit import FederationDirectory
 from fltrust.flower.fetch import in_process, look_of
+from fltrust.flower.internals import run_id
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
 from fltrust.flower.mailbox import GRACE, Mailbox
 from fltrust.flower.memory import Remembered
@@ -207,7 +207,7 @@ class RobustStrategy(Strategy):
                             **this.record(),
                             **_measurements(measured),
                             "seconds": round(time.monotonic() - started, 3),
-                            "run_id": TaskIdentity.run_id,
+                            "run_id": run_id(),
                         },
                         arrays,
                         self._remembered,
