@@ -23,7 +23,7 @@ _HOMES = {
     "experiment": "Experiment",
     "record": "Record",
     "rules": "RULES Aggregate CentredClipping FLTrust FLTrustNoNorm FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg"
-    " FoolsGold Krum Median Received Rule TrimmedMean TrustAccumulator cosines norms trust_scores",
+    " CAF DnC FoolsGold GeometricMedian Krum Median MultiKrum Received Rule TrimmedMean TrustAccumulator cosines norms trust_scores",
     "simulation": "simulate",
     "state": "State",
     "tasks.build": "build_task",

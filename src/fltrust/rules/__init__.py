@@ -7,7 +7,9 @@ from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 # The families, in the order in which tables list them.
 # isort: off
 from fltrust.rules.mean import FedAvg
-from fltrust.rules.krum import Krum, krum_scores
+from fltrust.rules.krum import Krum, MultiKrum, krum_scores
+from fltrust.rules.geometric import GeometricMedian
+from fltrust.rules.spectral import CAF, DnC
 from fltrust.rules.coordinate import Median, TrimmedMean
 from fltrust.rules.accumulate import TrustAccumulator
 from fltrust.rules.trust import FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustParNorm, FLTrustServer, FLTrustWithServer
@@ -16,9 +18,11 @@ from fltrust.rules.history import FoolsGold
 # isort: on
 
 __all__ = [
+    "CAF",
     "RULES",
     "Aggregate",
     "CentredClipping",
+    "DnC",
     "FLTrust",
     "FLTrustNoNorm",
     "FLTrustNoReLU",
@@ -27,8 +31,10 @@ __all__ = [
     "FLTrustWithServer",
     "FedAvg",
     "FoolsGold",
+    "GeometricMedian",
     "Krum",
     "Median",
+    "MultiKrum",
     "Received",
     "Rule",
     "TrimmedMean",

@@ -1,5 +1,7 @@
 """Rules that need only the rows' inner products: each returns a weighted mean of the rows."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from fltrust.errors import InputError
@@ -12,6 +14,8 @@ class GramRule(Rule):
 
     One matrix serves many questions: a mixing of the rows before the rule (`PreAggregation`) changes the matrix, not the rows.
     """
+
+    needs_rows: ClassVar[bool] = False  # for these parameters the matrix is not enough: whoever mixes rows must mix them all
 
     def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
         """The shares (.., n) in float64, from inner products (.., n, n) as from `rows.inner_products`; 0 where not usable (.., n).

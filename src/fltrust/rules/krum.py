@@ -7,13 +7,14 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Look
-from fltrust.rules.rows import LARGEST, measure, sq_distances
-from fltrust.rules.rule import Aggregate, Received, Rule
+from fltrust.rules.gram import GramRule
+from fltrust.rules.rows import LARGEST, divisor, measure, sq_distances, sq_distances_of
+from fltrust.rules.rule import Aggregate, Received
 
 
 @RULES.register("krum", label="Krum", look=Look("orange", "s"), reference="Blanchard et al., NeurIPS 2017")
 @dataclass(frozen=True)
-class Krum(Rule):
+class Krum(GramRule):
     """The one update with the smallest sum of squared distances to its n - f - 2 nearest others (Blanchard et al. 2017).
 
     score_i = sum_j ||g_i - g_j||^2 over the n - f - 2 updates g_j nearest to g_i. If scores are equal, the first client's update wins.
@@ -34,21 +35,109 @@ class Krum(Rule):
     tolerate: int
 
     def __post_init__(self) -> None:
-        if self.tolerate < 0:
+        if not self.tolerate >= 0:
             raise InputError(f"Krum cannot tolerate {self.tolerate} clients: give 0 or more")
 
+    def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
+        chosen, enough = self._choose(sq_distances_of(products), usable)
+        return (_is_row(chosen, usable) & enough).double()
+
     def aggregate(self, received: Received) -> Aggregate:
+        """The chosen row as it is: no sum of rows is needed, and no rounding."""
         updates = received.updates
-        n = len(updates)
+        chosen, enough = self._choose(sq_distances(updates), usable := measure(updates).usable)
+        update = torch.where(enough, updates.index_select(0, chosen)[0], 0)
+        return Aggregate(update, (_is_row(chosen, usable) & enough).to(updates.dtype))
+
+    def _choose(self, distances: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """The row with the smallest score, and whether there are enough rows to choose from, (.., 1) each."""
+        scores = krum_scores(distances, self.tolerate, usable)
+        return _smallest(scores, usable), usable.sum(-1, keepdim=True) >= self.tolerate + 3
+
+
+@RULES.register("multi-krum", label="Multi-Krum", reference="Blanchard et al., NeurIPS 2017")
+@dataclass(frozen=True)
+class MultiKrum(GramRule):
+    """The mean of the updates with the smallest Krum scores (Blanchard et al. 2017).
+
+    score_i = sum_j ||g_i - g_j||^2 over the n - f - 2 updates g_j nearest to g_i, as in `Krum`. The result is the mean of the updates with
+    the smallest scores. If scores are equal, the first client's update wins. n counts the usable updates only.
+
+    The iterated form is that of Shejwalkar and Houmansadr (NDSS 2021): it takes Krum's choice out and scores the rest again, until 2f + 2
+    updates are left. Their notebooks count an update among its own nearest; here it never is.
+
+    Parameters
+    ----------
+    tolerate : int
+        f, the number of malicious clients to expect. The rule needs at least f + 3 clients, and 2f + 3 in its iterated form.
+    keep : int or None, default None
+        How many updates to average, and at most so many. None keeps n - f, or n - 2f - 2 in the iterated form. More is refused. 1 is Krum.
+    iterated : bool, default False
+        Whether to score the rest again after each choice.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import MultiKrum
+    >>> updates = torch.tensor([[1.0], [2.0], [3.0], [5.0], [90.0]])  # scores 5, 2, 5, 13 and 14,794
+    >>> MultiKrum(tolerate=1)(updates)
+    Aggregate(update=tensor([2.7500]), shares=tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000]))
+    >>> MultiKrum(tolerate=0, iterated=True)(updates).shares  # 3 (score 9), then 2 (10), then 1 (16, and 5 has 16 too)
+    tensor([0.3333, 0.3333, 0.3333, 0.0000, 0.0000])
+    """
+
+    tolerate: int
+    keep: int | None = None
+    iterated: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tolerate >= 0:
+            raise InputError(f"Multi-Krum cannot tolerate {self.tolerate} clients: give 0 or more")
+        if self.keep is not None and not self.keep >= 1:
+            raise InputError(f"Multi-Krum cannot keep {self.keep} updates: give 1 or more")
+
+    def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
+        n, leave = products.shape[-1], 2 * self.tolerate + 2 if self.iterated else self.tolerate
         _check_krum(n, self.tolerate)
-        usable = measure(updates).usable
-        scores = krum_scores(sq_distances(updates), self.tolerate, usable)
-        scores = torch.where(usable, scores.clamp(max=LARGEST), torch.inf)  # so a usable row wins even if all are far away
-        chosen = scores.argmin()
-        enough = usable.sum() >= self.tolerate + 3
-        update = torch.where(enough, updates.index_select(0, chosen[None])[0], 0)
-        shares = (torch.arange(n, device=updates.device) == chosen) & enough
-        return Aggregate(update, shares.to(updates.dtype))
+        if n <= leave:
+            raise InputError(f"iterated Multi-Krum cannot tolerate {self.tolerate} of {n}: it needs at least {leave + 1} clients")
+        keep = n - leave if self.keep is None else self.keep
+        if keep > n - leave:
+            raise InputError(f"Multi-Krum cannot keep {keep} of {n} updates and tolerate {self.tolerate}: keep at most {n - leave}")
+        distances = sq_distances_of(products)
+        if self.iterated:
+            kept = krum_picks(distances, self.tolerate, usable, leave, keep)
+        else:
+            scores = krum_scores(distances, self.tolerate, usable)
+            count = usable.sum(-1, keepdim=True)
+            rank = scores.argsort(dim=-1, stable=True).argsort(dim=-1)
+            kept = usable & (rank < (count - leave).clamp(max=keep)) & (count >= self.tolerate + 3)
+        return kept.double() / divisor(kept.sum(-1, keepdim=True))
+
+
+def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
+    """Which rows (.., n) Krum picks, one after the other, from those it has not picked yet, until `leave` usable rows or `most` picks.
+
+    Equal scores: the lowest row. So too when f + 2 rows or fewer are left to pick from and none has a neighbour that counts.
+    """
+    nearest, order = _others(sq_distances, usable).sort(dim=-1)  # once: each pick only takes a row out
+    left = usable.expand(sq_distances.shape[:-1])  # (.., n)
+    for _ in range(min(sq_distances.shape[-1] - leave, most)):
+        count = left.sum(-1, keepdim=True)  # (.., 1)
+        near = left[..., None, :].expand(order.shape).gather(-1, order)  # (.., n, n), as sorted
+        near = near & (near.cumsum(-1) <= count[..., None] - tolerate - 2)
+        scores = torch.where(near, nearest, 0).sum(-1)
+        left = left & ~(_is_row(_smallest(scores, left), left) & (count > leave))
+    return usable & ~left
+
+
+def _smallest(scores: Tensor, usable: Tensor) -> Tensor:
+    """The usable row (.., 1) with the smallest score; one wins even if all are infinitely far away."""
+    return torch.where(usable, scores.clamp(max=LARGEST), torch.inf).argmin(-1, keepdim=True)
+
+
+def _is_row(chosen: Tensor, like: Tensor) -> Tensor:
+    return torch.arange(like.shape[-1], device=like.device) == chosen
 
 
 def krum_scores(sq_distances: Tensor, tolerate: int, usable: Tensor | None = None) -> Tensor:
@@ -60,12 +149,16 @@ def krum_scores(sq_distances: Tensor, tolerate: int, usable: Tensor | None = Non
     _check_krum(n, tolerate)
     if usable is None:
         usable = sq_distances.new_ones(n, dtype=torch.bool)
-    itself = torch.eye(n, dtype=torch.bool, device=sq_distances.device)
-    others = torch.where(usable[..., None, :] & ~itself, sq_distances, torch.inf)
     neighbours = usable.sum(-1, keepdim=True) - tolerate - 2  # (.., 1)
     near = torch.arange(n, device=sq_distances.device) < neighbours  # (.., n)
-    scores = torch.where(near[..., None, :], others.sort(dim=-1).values, 0).sum(-1)
+    scores = torch.where(near[..., None, :], _others(sq_distances, usable).sort(dim=-1).values, 0).sum(-1)
     return torch.where(usable, scores, torch.inf)
+
+
+def _others(sq_distances: Tensor, usable: Tensor) -> Tensor:
+    """The squared distances to other usable rows; infinite to itself and to the rest."""
+    itself = torch.eye(sq_distances.shape[-1], dtype=torch.bool, device=sq_distances.device)
+    return torch.where(usable[..., None, :] & ~itself, sq_distances, torch.inf)
 
 
 def _check_krum(n: int, tolerate: int) -> None:

@@ -61,7 +61,7 @@ class PreAggregation(Rule):
     def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
         updates, sent = received.updates, Measured(received)
         mixing = self.mixing(sent)  # (k, n)
-        if isinstance(self.rule, GramRule):  # the rows themselves are not needed
+        if isinstance(self.rule, GramRule) and not self.rule.needs_rows:  # the rows themselves are not needed
             products = mixing @ sent.products @ mixing.T
             shares = self.rule.weigh(products, products.diagonal() > 0) @ mixing
             return Aggregate(combined(updates, sent.rows, shares), shares.to(updates.dtype)), memory

@@ -1,0 +1,176 @@
+"""Rules that look for outliers along the direction in which the rows differ most."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.registry import RULES
+from fltrust.rules.gram import GramRule
+from fltrust.rules.rows import Rows, combined, divisor, inner_products, measure
+from fltrust.rules.rule import Aggregate, Received
+
+_NORMALISE_EVERY = 5  # squarings; n^-32 is far from vanishing
+
+
+@RULES.register("dnc", label="DnC", reference="Shejwalkar and Houmansadr, NDSS 2021")
+@dataclass(frozen=True)
+class DnC(GramRule):
+    """The mean of the updates without those farthest out along the direction of most variance (Shejwalkar and Houmansadr 2021).
+
+    v is the direction in which the updates vary most (the top right singular vector of the centred updates). The rule drops the c f updates
+    with the largest <g_i - mean, v>^2 and takes the mean of the rest. If they are equal, the later rows go.
+
+    The authors look at 10,000 random coordinates, several times, and keep the updates that were kept every time. Here all coordinates count
+    by default, at the cost of one Gram matrix and without randomness. If no update is kept every time, the result is the zero update.
+
+    Parameters
+    ----------
+    tolerate : int
+        f, the number of malicious clients to expect. The rule needs more than c f clients.
+    filter : float, default 1.0
+        c, how many updates to drop for each malicious client to expect; c f is rounded down.
+    rounds : int, default 1
+        How often to draw coordinates. More than one draw can drop more than c f updates.
+    coordinates : int or None, default None
+        How many coordinates to draw; all if there are fewer. None takes all of them, without drawing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import DnC
+    >>> DnC(tolerate=1)(torch.tensor([[1.0], [2.0], [3.0], [10.0]]))  # the mean is 4; squared distances from it: 9, 4, 1 and 36
+    Aggregate(update=tensor([2.]), shares=tensor([0.3333, 0.3333, 0.3333, 0.0000]))
+    """
+
+    tolerate: int
+    filter: float = 1.0
+    rounds: int = 1
+    coordinates: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tolerate >= 0:
+            raise InputError(f"DnC cannot tolerate {self.tolerate} clients: give 0 or more")
+        if not 0 < self.filter < math.inf:
+            raise InputError(f"DnC needs a positive filter, not {self.filter}")
+        if not self.rounds >= 1 or (self.coordinates is not None and not self.coordinates >= 1):
+            raise InputError(f"DnC needs at least 1 round and 1 coordinate, not {self.rounds} and {self.coordinates}")
+        if self.rounds > 1 and self.coordinates is None:
+            raise InputError(f"DnC would drop the same updates in all {self.rounds} rounds: give coordinates, how many to draw in each")
+        for trait in ("needs_generator", "needs_rows"):
+            object.__setattr__(self, trait, self.coordinates is not None)
+
+    def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
+        if self.needs_rows:
+            raise InputError("DnC with drawn coordinates needs the updates themselves: inner products are not enough")
+        return _equal_shares(self._kept(products, usable))
+
+    def aggregate(self, received: Received) -> Aggregate:
+        if not self.needs_rows:
+            return super().aggregate(received)
+        updates = received.updates
+        rows = measure(updates)
+        drawn = torch.stack([self._drawn_products(received, rows) for _ in range(self.rounds)])  # (rounds, n, n)
+        shares = _equal_shares(self._kept(drawn, rows.usable).all(0))
+        return Aggregate(combined(updates, rows, shares), shares.to(updates.dtype))
+
+    def _drawn_products(self, received: Received, rows: Rows) -> Tensor:
+        updates = received.updates
+        chance = torch.rand(updates.shape[1], generator=received.generator, device=updates.device)
+        columns = updates.index_select(1, chance.argsort()[: self.coordinates])
+        columns = torch.where(rows.usable[:, None], columns, 0)
+        return inner_products(columns, measure(columns))
+
+    def _kept(self, products: Tensor, usable: Tensor) -> Tensor:
+        n, drop = products.shape[-1], int(self.filter * self.tolerate + 1e-9)  # 1.1 x 10 is 11
+        if n <= drop:
+            raise InputError(f"DnC cannot drop {drop} of {n} updates: it needs at least {drop + 1} clients")
+        shares = _equal_shares(usable)
+        outlying = along_top(_centred(products, shares) * (usable[..., :, None] & usable[..., None, :]), squarings=20)
+        rank = torch.where(usable, outlying, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
+        return usable & (rank < usable.sum(-1, keepdim=True) - drop)
+
+
+@RULES.register("caf", label="CAF", reference="Allouah, Guerraoui, Stephan, ICML 2025")
+@dataclass(frozen=True)
+class CAF(GramRule):
+    """The mean after a filter that lowers the weight of outliers, at the step with the least variance (Allouah et al. 2025).
+
+    All weights c_i start as 1. While sum c > n - 2f: take the weighted mean of the updates and v, the direction in which they vary most
+    around it; then c_i <- c_i (1 - t_i / max t) with t_i = <g_i - mean, v>^2. The result is the mean whose largest variance was smallest.
+
+    max t is over the updates that still have weight, so each step takes the weight of one at least, and there are at most 2f steps. Always
+    2f steps are computed; those after the end change nothing. Updates within a billionth of max t lose all their weight too: rounding must
+    not keep a copy of a removed update. Without malicious clients (f = 0) the result is the mean.
+
+    Parameters
+    ----------
+    tolerate : int
+        f, the number of malicious clients to expect. The rule needs at least 2f + 1 clients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import CAF
+    >>> CAF(tolerate=1)(torch.tensor([[1.0], [2.0], [3.0], [10.0]]))  # c is 1, 1, 1, 1, then 27/36, 32/36, 35/36 and 0
+    Aggregate(update=tensor([2.0851]), shares=tensor([0.2872, 0.3404, 0.3723, 0.0000]))
+    """
+
+    tolerate: int
+
+    def __post_init__(self) -> None:
+        if not self.tolerate >= 0:
+            raise InputError(f"CAF cannot tolerate {self.tolerate} clients: give 0 or more")
+
+    def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
+        n, most = products.shape[-1], 2 * self.tolerate
+        if n <= most:
+            raise InputError(f"CAF cannot tolerate {self.tolerate} of {n}: it needs at least {most + 1} clients")
+        end = usable.sum(-1, keepdim=True) - most  # (.., 1)
+        weights = usable.double()  # (.., n): c
+        best, least = _equal_shares(usable), torch.full_like(weights[..., :1], torch.inf)
+        for _ in range(most):
+            going_on = weights.sum(-1, keepdim=True) > end
+            shares = weights / divisor(weights.sum(-1, keepdim=True))
+            root = shares.sqrt()
+            parts = along_top(root[..., :, None] * _centred(products, shares) * root[..., None, :], squarings=12)
+            variance = parts.sum(-1, keepdim=True)
+            better = going_on & (variance < least)
+            best, least = torch.where(better, shares, best), torch.where(better, variance, least)
+            outlying = parts / divisor(shares)  # t
+            rest = 1 - outlying / divisor(outlying.amax(-1, keepdim=True))
+            weights = torch.where(going_on, weights * torch.where(rest > 1e-9, rest, 0), weights)
+        return torch.where(end > 0, best, 0)
+
+
+def along_top(matrix: Tensor, squarings: int) -> Tensor:
+    """The parts (.., n) of a covariance's largest eigenvalue: l u_i^2, with (l, u) the top pair of the matrix (.., n, n).
+
+    It needs the q-th power of the matrix, q = 2^squarings, which turns to l^q u u'. Where other eigenvalues nearly equal l, the result is
+    the mean over their directions, weighted by the q-th powers of the eigenvalues. So the sum, which is the variance along the direction
+    that was found, is at least l n^(-1/q), whatever the eigenvalues are.
+    """
+    power = matrix
+    for step in range(squarings - 1):
+        if step % _NORMALISE_EVERY == 0:
+            power = power / divisor(_trace(power))[..., None, None]
+        power = power @ power
+    total = power.square().sum((-2, -1))
+    return ((matrix @ power) * power).sum(-1).clamp(min=0) / divisor(total)[..., None]
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _centred(products: Tensor, shares: Tensor) -> Tensor:
+    """The inner products of the rows less their weighted mean."""
+    with_mean = (products @ shares[..., None])[..., 0]  # (.., n)
+    mean_square = (with_mean * shares).sum(-1)[..., None, None]
+    return products - with_mean[..., :, None] - with_mean[..., None, :] + mean_square
+
+
+def _equal_shares(kept: Tensor) -> Tensor:
+    return kept.double() / divisor(kept.sum(-1, keepdim=True))
