@@ -11,7 +11,7 @@ from fltrust.attacks import Adaptive, Attack, Knowledge, KrumAttack, TrimAttack
 from fltrust.attacks.attack import Level
 from fltrust.codec import built
 from fltrust.registry import ATTACKS, DATASETS, RULES
-from fltrust.rules import Aggregate, CentredClipping, DnC, FedAvg, FoolsGold, Median, MultiKrum, Received, Rule, rows
+from fltrust.rules import Aggregate, CentredClipping, DnC, FedAvg, FoolsGold, GeometricMedian, Median, MultiKrum, Received, Rule, rows
 from fltrust.rules.rows import measure
 from fltrust.testing import ATTACK_LAWS, RULE_LAWS, check_attack, check_rule, no_value_decides_what_is_crafted
 
@@ -19,6 +19,7 @@ TOLD = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger, "rul
 EVERY_RULE: list[Rule] = [built(RULES, name, TOLD) for name in RULES]
 EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
 EVERY_RULE += [MultiKrum(2, keep=3), MultiKrum(2, iterated=True), DnC(2, filter=1.5), DnC(2, rounds=3, coordinates=9)]
+EVERY_RULE += [GeometricMedian(start="inner")]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]
 EVERY_ATTACK += [KrumAttack("partial"), TrimAttack("partial")]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -246,8 +246,10 @@ def inner_products(updates: Tensor, rows: Rows) -> Tensor:
 def sq_distances_of(products: Tensor) -> Tensor:
     """Squared distances (.., n, n) between rows with these inner products; exactly symmetric, 0 on the diagonal."""
     squares = products.diagonal(dim1=-2, dim2=-1)
-    distances = (squares[..., :, None] + squares[..., None, :] - 2 * products).clamp(min=0)
-    return distances * (1 - torch.eye(products.shape[-1], dtype=products.dtype, device=products.device))
+    distances = (
+        squares[..., :, None] + squares[..., None, :] - (products + products.mT)
+    )  # mixed rows' products are symmetric up to rounding
+    return distances.clamp(min=0) * (1 - torch.eye(products.shape[-1], dtype=products.dtype, device=products.device))
 
 
 def combined(updates: Tensor, rows: Rows, shares: Tensor) -> Tensor:
