@@ -22,8 +22,9 @@ _HOMES = {
     "errors": "InputError",
     "experiment": "Experiment",
     "record": "Record",
-    "rules": "RULES Aggregate CentredClipping FLTrust FLTrustNoNorm FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg"
-    " CAF DnC FoolsGold GeometricMedian Krum Median MultiKrum Received Rule TrimmedMean TrustAccumulator cosines norms trust_scores",
+    "rules": "CAF RLR RULES Aggregate Bulyan CentredClipping DnC FLTrust FLTrustNoNorm FLTrustNoReLU FLTrustParNorm FLTrustServer"
+    " FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median MultiKrum Phocas Received Rule TrimmedMean"
+    " TrustAccumulator cosines norms trust_scores",
     "simulation": "simulate",
     "state": "State",
     "tasks.build": "build_task",

@@ -27,6 +27,8 @@ Index = NDArray[np.int64]
 
 _WIDTH = 512  # columns whose inner products are taken at the same time
 _LANES = 256  # columns that are selected from at the same time
+_SORTED = 64  # columns that are sorted at the same time: 100 clients of them stay in the first cache
+MOST_SORTED = 1 << 15  # clients that `nearest_mean` takes
 _LOWEST, _HIGHEST = np.int16(-32768), np.int16(32767)
 
 
@@ -374,4 +376,85 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
         if d < _LANES:
             rows = np.pad(rows, ((0, 0), (0, _LANES - d)))
         _in_threads(lambda _, start, stop: _ranked_mean(rows, index, drop, mean, start, stop), -(-mean.size // _LANES), 1)
+    return torch.from_numpy(mean[:d])
+
+
+# ---------------------------------------------------------------- columns: the values nearest to the middle, by sorting
+#
+# Batcher's merge exchange (Knuth 5.2.2, algorithm M) compares the same pairs whatever the values, so many columns go through it at a
+# time. It sorts keys, since the smaller of two integers is one vector instruction.
+
+
+@compiled
+def _exchange(a: Bits, b: Bits) -> None:
+    for lane in range(_SORTED):
+        one, other = a[lane], b[lane]
+        a[lane], b[lane] = min(one, other), max(one, other)
+
+
+@compiled
+def _sort(keys: Bits) -> None:
+    """Sorts each column of (n, lanes)."""
+    n, top = len(keys), 1
+    while 2 * top < n:
+        top *= 2
+    length = top
+    while length > 0:
+        gap, rest, reach = length, 0, top
+        while True:
+            for i in range(n - gap):
+                if i & length == rest:
+                    _exchange(keys[i], keys[i + gap])
+            if reach == length:
+                break
+            gap, rest, reach = reach - length, length, reach >> 1
+        length >>= 1
+
+
+@compiled
+def _nearest_mean(updates: Rows, usable: Index, drop: int, trim: int, mean: Floats, start: int, stop: int) -> None:
+    count, left, kept = usable.size, usable.size - 2 * trim, usable.size - drop
+    keys = np.empty((count, _SORTED), np.int32)
+    bits, values = updates.view(np.int32), keys.view(np.float32)
+    centre, total, first = np.empty(_SORTED), np.empty(_SORTED), np.empty(_SORTED, np.int32)
+    for block in range(start, stop):
+        column = min(block * _SORTED, mean.size - _SORTED)  # the last block overlaps the one before
+        for i in range(count):
+            row, into = bits[usable[i], column : column + _SORTED], keys[i]
+            for lane in range(_SORTED):
+                into[lane] = _key(row[lane])
+        _sort(keys)
+        for i in range(count):
+            into = keys[i]
+            for lane in range(_SORTED):
+                into[lane] = _key(into[lane])  # the bits of floats again
+        centre[:], total[:], first[:] = 0, 0, 0
+        for i in range(trim, count - trim):
+            row = values[i]
+            for lane in range(_SORTED):
+                centre[lane] += np.float64(row[lane])  # `left` times the centre
+        for i in range(drop):  # the window moves up while the value that enters is nearer than the one that leaves
+            low, high = values[i], values[i + kept]
+            for lane in range(_SORTED):
+                first[lane] += np.int32((np.float64(low[lane]) + np.float64(high[lane])) * left < 2 * centre[lane])
+        for i in range(count):
+            row = values[i]
+            for lane in range(_SORTED):
+                inside = first[lane] <= i < first[lane] + kept
+                total[lane] += np.float64(row[lane]) if inside else 0.0
+        for lane in range(_SORTED):
+            mean[column + lane] = total[lane] / kept
+
+
+def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
+    """See `fltrust.rules.rows.nearest_mean`."""
+    d = updates.shape[1]
+    index = usable.nonzero().flatten().numpy()
+    around = max(0, (index.size - 1) // 2) if trim is None else trim
+    mean = np.zeros(max(d, _SORTED))
+    if index.size > max(drop, 2 * around):
+        rows = updates.detach().numpy()
+        if d < _SORTED:
+            rows = np.pad(rows, ((0, 0), (0, _SORTED - d)))
+        _in_threads(lambda _, start, stop: _nearest_mean(rows, index, drop, around, mean, start, stop), -(-mean.size // _SORTED), 1)
     return torch.from_numpy(mean[:d])

@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fltrust.fast.select import ranked_mean
+from fltrust.fast.select import MOST_SORTED, nearest_mean, ranked_mean
 
-__all__ = ["gram", "ranked_mean", "row_sums", "weighted_sum"]
+__all__ = ["MOST_PICKED", "MOST_SORTED", "gram", "krum_picks", "nearest_mean", "ranked_mean", "row_sums", "weighted_sum"]
 
 SPAN = 8192  # values of a row that one program adds up
 WIDTH = 2048  # columns of one product of the Gram matrix: short, so that float32 sums stay accurate
+MOST_PICKED = 128  # clients whose distances one program holds
 
 
 def row_sums(updates: Tensor, direction: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -80,3 +81,37 @@ def gram(updates: Tensor) -> Tensor:
     rest = rows[:, whole:].double()
     size = torch.ldexp(one, power)
     return torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T) * size[:, None] * size
+
+
+def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
+    """(n,) bool: see `fltrust.rules.bulyan.krum_picks`. One program does all picks; distances (n, n) float64."""
+    n = len(sq_distances)
+    size, steps = max(16, triton.next_power_of_2(n)), min(n - leave, most)
+    picked = torch.empty(n, dtype=torch.uint8, device=sq_distances.device)
+    _krum_picks[(1,)](
+        sq_distances.contiguous(), usable.view(torch.uint8), picked, n, tolerate, leave, steps, size, num_warps=max(4, size // 8)
+    )
+    return picked.view(torch.bool)
+
+
+@triton.jit
+def _krum_picks(distances, usable, picked, n, tolerate, leave, steps, SIZE: tl.constexpr):
+    row = tl.arange(0, SIZE)
+    there = tl.load(usable + row, row < n, 0) != 0
+    count = tl.sum(there.to(tl.int32), 0)
+    distance = tl.load(distances + row[:, None] * n + row[None, :], (row < n)[:, None] & (row < n)[None, :], 0.0)
+    near = tl.where(there[None, :] & (row[:, None] != row[None, :]), distance, -1.0)  # to neighbours that count; else -1
+    for _ in range(tolerate + 1):
+        near = tl.where(row[None, :] == tl.argmax(near, 1)[:, None], -1.0, near)
+    left = there
+    for step in range(steps):
+        scores = tl.where(left, tl.sum(tl.maximum(near, 0.0), 1), float("inf"))
+        to_all = tl.sum(tl.where(left[None, :], distance, 0.0), 1)
+        tied = left & (scores == tl.min(scores, 0))
+        pick = tl.argmin(tl.where(tied, to_all, float("inf")), 0)
+        left = left & ((row != pick) | (step >= count - leave))
+        # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
+        was_near = tl.max(tl.where(row[None, :] == pick, near, -1.0), 1) >= 0
+        lost = tl.where(was_near, pick, tl.argmax(near, 1))
+        near = tl.where(row[None, :] == lost[:, None], -1.0, near)
+    tl.store(picked + row, (there & (left == 0)).to(tl.uint8), row < n)

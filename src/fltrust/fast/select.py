@@ -1,4 +1,4 @@
-"""Median and trimmed mean over the clients on a CUDA device, by selection in registers instead of sorting.
+"""Coordinate-wise rules on a CUDA device: medians and trimmed means by selection in registers, the values nearest to them by sorting there.
 
 Import this file only where the tensors are on such a device: it needs Triton.
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 
 MOST_CLIENTS = 8192  # what the registers of one multiprocessor hold, eight columns wide
+MOST_SORTED = 1024  # more take too long to compile and to sort
 
 
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
@@ -60,6 +61,50 @@ def _ranked_mean(updates, usable, result, n, d, row_stride, trim, ROWS: tl.const
     total = tl.sum(tl.where(between, value, 0.0), 0) + low_value * at_low + high_value * at_high
     mean = tl.where(low == high, low_value, total / tl.maximum(left, 1))
     tl.store(result + column, tl.where(left > 0, mean, 0.0), column < d)
+
+
+def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
+    """(d,) float64: see `fltrust.rules.rows.nearest_mean`. updates (n, d) float32, usable (n,) bool."""
+    n, d = updates.shape
+    rows = max(16, triton.next_power_of_2(n))
+    result = torch.empty(d, dtype=torch.float64, device=updates.device)
+    columns, around = 32, -1 if trim is None else trim
+    warps = max(1, rows * columns // 4096)  # 128 values per thread: all of a column, if there are no more
+    grid = (triton.cdiv(d, columns),)
+    _nearest_mean[grid](updates, usable.view(torch.uint8), result, n, d, updates.stride(0), drop, around, columns, rows, num_warps=warps)
+    return result
+
+
+@triton.jit
+def _nearest_mean(updates, usable, result, n, d, row_stride, drop, trim, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    counts = tl.load(usable + row, row < n, 0) != 0
+    count = tl.sum(counts.to(tl.int32), 0)
+    trim = tl.where(trim < 0, tl.maximum(count - 1, 0) // 2, trim)
+    left = count - 2 * trim
+    kept = count - drop
+
+    offset = row.to(tl.int64)[None, :] * row_stride + column[:, None]
+    value = tl.load(updates + offset, counts[None, :] & (column < d)[:, None], float("inf"))
+    value = tl.sort(value)  # unusable rows come last
+    place = row[None, :]
+    middle = (place >= trim) & (place < count - trim)
+    centre = tl.sum(tl.where(middle, value, 0.0).to(tl.float64), 1)  # `left` times the centre
+
+    # The window moves up while the value that enters is nearer than the one that leaves: how far is found bit by bit.
+    first = tl.zeros((COLUMNS,), tl.int32)
+    step = ROWS // 2
+    while step > 0:
+        leaves = (first + step - 1)[:, None]
+        low = tl.sum(tl.where(place == leaves, value, 0.0), 1).to(tl.float64)
+        high = tl.sum(tl.where(place == leaves + kept, value, 0.0), 1).to(tl.float64)
+        nearer = (low + high) * left < 2 * centre
+        first = tl.where((first + step <= drop) & nearer, first + step, first)
+        step = step // 2
+    inside = (place >= first[:, None]) & (place < first[:, None] + kept)
+    total = tl.sum(tl.where(inside, value, 0.0).to(tl.float64), 1)
+    tl.store(result + column, tl.where((left > 0) & (kept > 0), total / tl.maximum(kept, 1), 0.0), column < d)
 
 
 @triton.jit

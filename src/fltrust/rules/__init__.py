@@ -10,7 +10,9 @@ from fltrust.rules.mean import FedAvg
 from fltrust.rules.krum import Krum, MultiKrum, krum_scores
 from fltrust.rules.geometric import GeometricMedian
 from fltrust.rules.spectral import CAF, DnC
-from fltrust.rules.coordinate import Median, TrimmedMean
+from fltrust.rules.coordinate import MeaMed, Median, Phocas, TrimmedMean
+from fltrust.rules.bulyan import Bulyan
+from fltrust.rules.votes import RLR
 from fltrust.rules.accumulate import TrustAccumulator
 from fltrust.rules.trust import FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustParNorm, FLTrustServer, FLTrustWithServer
 from fltrust.rules.clipping import CentredClipping
@@ -19,8 +21,10 @@ from fltrust.rules.history import FoolsGold
 
 __all__ = [
     "CAF",
+    "RLR",
     "RULES",
     "Aggregate",
+    "Bulyan",
     "CentredClipping",
     "DnC",
     "FLTrust",
@@ -33,8 +37,10 @@ __all__ = [
     "FoolsGold",
     "GeometricMedian",
     "Krum",
+    "MeaMed",
     "Median",
     "MultiKrum",
+    "Phocas",
     "Received",
     "Rule",
     "TrimmedMean",

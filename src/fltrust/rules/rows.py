@@ -146,6 +146,40 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     return torch.cat(means)
 
 
+def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
+    """Per coordinate, the mean (d,) of the usable values without the `drop` farthest from the centre; 0 if none is left.
+
+    The centre is the mean of the usable values without the `trim` smallest and largest; the median if None. The values that are kept are
+    a window of the sorted column. Of two values equally far away, the lower one is kept.
+    """
+    if (kernels := _kernels(updates)) and len(updates) <= kernels.MOST_SORTED:
+        return torch.as_tensor(kernels.nearest_mean(updates, usable, drop, trim))
+    n = len(updates)
+    count = usable.sum()
+    rank = torch.arange(n, device=updates.device)
+    around = ((count - 1) // 2).clamp(min=0) if trim is None else trim
+    middle = (rank >= around) & (rank < count - around)  # (n,)
+    kept = (count - drop).clamp(min=0)
+    enters = (rank[:drop] + kept).clamp(max=n - 1)  # beside the value that would leave
+    small = 0.5 ** (n.bit_length() + 1)  # so that no sum overflows
+    means = []
+    for columns in _column_blocks(updates):
+        ordered = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
+        values = torch.where(rank[:, None] < count, ordered, 0).double() * small
+        centre = torch.where(middle[:, None], values, 0).sum(0)  # times the number of values in the middle
+        nearer = (values[: len(enters)] + values[enters]) * middle.sum() < 2 * centre
+        first = nearer.sum(0)  # the window moves up while the value that enters is nearer than the one that leaves
+        inside = (rank[:, None] >= first) & (rank[:, None] < first + kept)
+        means.append(torch.where(inside, values, 0).sum(0) / kept.clamp(min=1) / small)
+    return torch.where(middle.any(), torch.cat(means), 0)
+
+
+def sign_sums(updates: Tensor, usable: Tensor) -> Tensor:
+    """Per coordinate, how many more usable values are positive than negative (d,)."""
+    blocks = (updates[:, columns] for columns in _column_blocks(updates))
+    return torch.cat([torch.where(usable[:, None], block, 0).sign().sum(0) for block in blocks])
+
+
 def finite(update: Tensor, like: Tensor) -> Tensor:
     """Back from float64: whatever happened, a finite update."""
     largest = torch.finfo(like.dtype).max
@@ -250,6 +284,14 @@ def sq_distances_of(products: Tensor) -> Tensor:
         squares[..., :, None] + squares[..., None, :] - (products + products.mT)
     )  # mixed rows' products are symmetric up to rounding
     return distances.clamp(min=0) * (1 - torch.eye(products.shape[-1], dtype=products.dtype, device=products.device))
+
+
+def gpu_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor | None:
+    """`krum_picks` as one kernel, where there is one for distances (n, n) like these."""
+    kernels = _gpu_kernels() if sq_distances.device.type == "cuda" and sq_distances.ndim == 2 else None
+    if kernels is None or len(sq_distances) > kernels.MOST_PICKED or type(sq_distances) is not Tensor:
+        return None
+    return torch.as_tensor(kernels.krum_picks(sq_distances, tolerate, usable, leave, most))
 
 
 def combined(updates: Tensor, rows: Rows, shares: Tensor) -> Tensor:

@@ -1,0 +1,85 @@
+"""Bulyan: Krum again and again, then coordinate by coordinate."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.registry import RULES
+from fltrust.rules.rows import finite, gpu_picks, inner_products, measure, nearest_mean, sq_distances_of
+from fltrust.rules.rule import Aggregate, Received, Rule
+
+
+@RULES.register("bulyan", label="Bulyan", reference="El Mhamdi et al., ICML 2018")
+@dataclass(frozen=True)
+class Bulyan(Rule):
+    """Picks n - 2f updates by repeated Krum, then averages per coordinate those nearest to the median (El Mhamdi et al. 2018).
+
+    Stage 1, n - 2f times: Krum on the updates that are left, with new scores each time; the winner moves to S. Of m updates left, a score
+    is the sum of the squared distances to the m - f - 2 nearest others. Stage 2, per coordinate: the mean of the |S| - 2f values of S
+    that are nearest to the median of S; of two equally far away, the lower one counts.
+
+    The paper leaves equal scores open, and with f <= 2 the last scores are always equal: there are no neighbours left, or two updates
+    are the nearest to each other. Then the one with the smaller sum of squared distances to all that are left wins; if these are equal
+    too, the first. n counts usable updates; if fewer than 4f + 3 are usable, the update is zero.
+
+    Parameters
+    ----------
+    tolerate : int
+        f, the number of malicious clients to expect. Bulyan needs at least 4f + 3 clients.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Bulyan
+    >>> updates = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [90.0]])
+    >>> Bulyan(tolerate=1)(updates)  # S = 3, 4, 2, 5, 1; the three values nearest to its median are 2, 3 and 4
+    Aggregate(update=tensor([3.]), shares=None)
+    """
+
+    tolerate: int
+
+    by_coordinate = True
+
+    def __post_init__(self) -> None:
+        if self.tolerate < 0:
+            raise InputError(f"Bulyan cannot tolerate {self.tolerate} clients: give 0 or more")
+
+    def aggregate(self, received: Received) -> Aggregate:
+        updates, f = received.updates, self.tolerate
+        n, least = len(updates), 4 * f + 3
+        if n < least:
+            raise InputError(f"Bulyan cannot tolerate {f} of {n}: it needs at least {least} clients")
+        rows = measure(updates)
+        count = rows.usable.sum()
+        chosen = krum_picks(sq_distances_of(inner_products(updates, rows)), f, rows.usable, leave=2 * f, most=n)
+        mean = nearest_mean(updates, chosen, 2 * f, None)
+        return Aggregate(finite(torch.where(count >= least, mean, 0), updates), None)
+
+
+def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
+    """Which rows (.., n) Krum picks, one after the other, from those it has not picked yet, until `leave` usable rows or `most` picks.
+
+    Equal scores: the row with the smaller sum of squared distances to all rows left, then the lowest row.
+    """
+    if (picks := gpu_picks(sq_distances, tolerate, usable, leave, most)) is not None:
+        return picks
+    n = sq_distances.shape[-1]
+    row = torch.arange(n, device=sq_distances.device)
+    left = usable.expand(sq_distances.shape[:-1])  # (.., n)
+    count = left.sum(-1, keepdim=True)  # (.., 1)
+    others = left[..., None, :] & (row[:, None] != row)  # (.., n, n)
+    rank = torch.where(others, sq_distances, torch.inf).argsort(-1).argsort(-1)
+    near = torch.where(others & (rank < count[..., None] - tolerate - 2), sq_distances, -1)  # to neighbours that count; else -1
+    for step in range(min(n - leave, most)):
+        scores = torch.where(left, near.clamp(min=0).sum(-1), torch.inf)
+        tied = left & (scores == scores.amin(-1, keepdim=True))
+        to_all = torch.where(left[..., None, :], sq_distances, 0).sum(-1)
+        picked = torch.where(tied, to_all, torch.inf).argmin(-1, keepdim=True)  # (.., 1)
+        left = left & ~((row == picked) & (step < count - leave))
+        # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
+        was_near = torch.where(row == picked[..., None], near, -1).amax(-1, keepdim=True) >= 0  # (.., n, 1)
+        lost = torch.where(was_near, picked[..., None], near.argmax(-1, keepdim=True))
+        near = near.scatter(-1, lost, -1)
+    return usable & ~left
