@@ -11,7 +11,28 @@ from fltrust.attacks import Adaptive, Attack, Knowledge, KrumAttack, TrimAttack
 from fltrust.attacks.attack import Level
 from fltrust.codec import built
 from fltrust.registry import ATTACKS, DATASETS, RULES
-from fltrust.rules import Aggregate, CentredClipping, DnC, FedAvg, FoolsGold, GeometricMedian, Median, MultiKrum, Received, Rule, rows
+from fltrust.rules import (
+    ARC,
+    NNM,
+    Aggregate,
+    Bucketing,
+    BySize,
+    CentredClipping,
+    DnC,
+    FedAvg,
+    FLTrust,
+    FoolsGold,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormClipping,
+    Received,
+    Rule,
+    TrimmedMean,
+    Zeno,
+    rows,
+)
 from fltrust.rules.rows import measure
 from fltrust.testing import ATTACK_LAWS, RULE_LAWS, check_attack, check_rule, no_value_decides_what_is_crafted
 
@@ -20,6 +41,20 @@ EVERY_RULE: list[Rule] = [built(RULES, name, TOLD) for name in RULES]
 EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
 EVERY_RULE += [MultiKrum(2, keep=3), MultiKrum(2, iterated=True), DnC(2, filter=1.5), DnC(2, rounds=3, coordinates=9)]
 EVERY_RULE += [GeometricMedian(start="inner")]
+EVERY_RULE += [  # a rule within a rule: by distances, with a root update, with a memory, with ids, several deep
+    NNM(Krum(2), 2),
+    NNM(FoolsGold(), 2),
+    Bucketing(Krum(2)),
+    Bucketing(CentredClipping()),
+    ARC(NNM(TrimmedMean(2), 2), 2),
+    NormClipping(FLTrust(), bound=1.0),
+    NormClipping(FoolsGold(), noise=0.1),
+    BySize(Krum(2)),
+    BySize(TrimmedMean(2), most=1.0),
+    BySize(CentredClipping(), most=5.0),
+    BySize(FLTrust()),
+    Zeno(2, mean_square=True),
+]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]
 EVERY_ATTACK += [KrumAttack("partial"), TrimAttack("partial")]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

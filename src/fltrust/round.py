@@ -24,6 +24,7 @@ from fltrust.training.local import local_updates
 from fltrust.training.momentum import with_momentum
 from fltrust.training.optimisers import SGD, optimised
 
+TRIED_AT_ONCE = 25  # models whose loss on the root set is computed in one pass
 GATHERED = 100_000  # examples that are copied together for training; a client's epochs can be many
 
 
@@ -107,6 +108,7 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
         generator=noise.rule,
         weights=state.weights,
         root_loss=(lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None,
+        global_lr=draw.global_lr,
     )
     aggregate, rule = take_step(run.rule, received, state.rule)
     weights, server, peak = moved(run, state, aggregate.update, draw.global_lr)
@@ -137,8 +139,12 @@ def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
     """The mean loss (k,) of models (k, d) on the round's root examples."""
     inputs, targets = task.inputs[draw.root_examples[0, 0]], task.targets[draw.root_examples[0, 0]]
     counts = draw.root_loss_weights[0, 0]  # 0 for examples that only fill up a batch
-    losses = [task.objective.loss(task.model.outputs(weights, inputs), targets) for weights in models]
-    return torch.stack([(loss * counts).sum() / counts.sum() for loss in losses])
+
+    def loss(weights: Tensor) -> Tensor:
+        return (task.objective.loss(task.model.outputs(weights, inputs), targets) * counts).sum() / counts.sum()
+
+    losses: Tensor = torch.func.vmap(loss, chunk_size=TRIED_AT_ONCE)(models)
+    return losses
 
 
 def moved(run: Experiment, state: State, update: Tensor, global_lr: Tensor) -> tuple[Tensor, Memory, Tensor]:

@@ -17,14 +17,21 @@ from fltrust.rules.accumulate import TrustAccumulator
 from fltrust.rules.trust import FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustParNorm, FLTrustServer, FLTrustWithServer
 from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.history import FoolsGold
+from fltrust.rules.zeno import Zeno, ZenoPlusPlus
+from fltrust.rules.preaggregation import ARC, NNM, Bucketing, NormClipping
+from fltrust.rules.by_size import BySize
 # isort: on
 
 __all__ = [
+    "ARC",
     "CAF",
+    "NNM",
     "RLR",
     "RULES",
     "Aggregate",
+    "Bucketing",
     "Bulyan",
+    "BySize",
     "CentredClipping",
     "DnC",
     "FLTrust",
@@ -40,11 +47,14 @@ __all__ = [
     "MeaMed",
     "Median",
     "MultiKrum",
+    "NormClipping",
     "Phocas",
     "Received",
     "Rule",
     "TrimmedMean",
     "TrustAccumulator",
+    "Zeno",
+    "ZenoPlusPlus",
     "cosines",
     "krum_scores",
     "norms",

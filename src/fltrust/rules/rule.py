@@ -61,6 +61,8 @@ class Received:
         (d,), the global model that the clients started from.
     root_loss : callable or None, default None
         Takes models (k, d) and returns their losses (k,) on the root set.
+    global_lr : Tensor or None, default None
+        (), the learning rate: the model moves by this times the rule's update. None is 1.
 
     Examples
     --------
@@ -79,6 +81,7 @@ class Received:
     generator: torch.Generator | None = None
     weights: Tensor | None = None
     root_loss: Callable[[Tensor], Tensor] | None = None
+    global_lr: Tensor | None = None
 
     def __post_init__(self) -> None:
         check(self.updates, self.root_update, self.sizes)
@@ -133,6 +136,8 @@ class Rule:
     by_coordinate: ClassVar[bool] = False  # has no shares: each coordinate may take another client's value
     scores_trust: ClassVar[bool] = False  # a share of 0 means that the update does not align with the root update
     on_host: ClassVar[bool] = False  # computes on the CPU, so the round cannot be a CUDA graph
+    counts_malicious: ClassVar[tuple[str, ...]] = ("tolerate", "trim")  # its parameters that count malicious clients ...
+    counts_clients: ClassVar[tuple[str, ...]] = ("keep",)  # ... and those that count clients of any kind
 
     def init(self, num_clients: int, like: Tensor) -> Memory:
         """The memory before the first round, for a federation of N clients and a model like `like` (d,)."""
@@ -204,3 +209,23 @@ def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate
             got = f"{part.dtype} of shape {tuple(part.shape)} on {part.device}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
             raise InputError(f"{name} returned {got} as {what}, expected {like.dtype} of shape {shape} on {like.device}")
     return aggregate, later
+
+
+def try_rule(rule: Rule, n: int, num_clients: int | None = None) -> str:
+    """Why a rule cannot work with n of N clients, tried on rows of ones; nothing if it can."""
+    one = torch.ones(1)
+    received = Received(
+        torch.ones(n, 1),
+        root_update=one,
+        sizes=torch.ones(n),
+        client_ids=torch.arange(n),
+        round=torch.ones((), dtype=torch.int64),
+        generator=torch.Generator(),
+        weights=one,
+        root_loss=lambda models: models.sum(1),
+    )
+    try:
+        take_step(rule, received, rule.init(num_clients or n, one))
+    except InputError as problem:
+        return str(problem)
+    return ""

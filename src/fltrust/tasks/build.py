@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fltrust import datasets
@@ -15,7 +14,7 @@ from fltrust.models import initialise
 from fltrust.objectives import Objective
 from fltrust.randomness import stream
 from fltrust.registry import METRICS, MODELS, OBJECTIVES, RULES, plugin_files
-from fltrust.rules.rule import Received, take_step
+from fltrust.rules.rule import try_rule
 from fltrust.tasks.splits import partition
 from fltrust.tasks.task import Task, standardised
 
@@ -51,7 +50,8 @@ def build_task(
     >>> build_task(run, load=lambda name, data_dir: points)
     Task(20 + 2 examples of shape (1,), float32; 2 classes; 4 clients, 1 malicious; root set of 4; LogisticRegression with 4 weights; cpu)
     """
-    _try_rule(run)
+    if refusal := try_rule(run.rule, run.clients_per_round, run.num_clients):  # before any work
+        raise InputError(refusal)
     examples = load(run.dataset, data_dir)
     if run.num_clients > len(examples.train_labels):
         raise InputError(f"{run.num_clients:,} clients for {len(examples.train_labels):,} examples: there cannot be more of them")
@@ -106,19 +106,3 @@ def _labels(run: Experiment, examples: Examples, objective: Objective) -> tuple[
     if run.bias is not None or run.root_sampling != "random":
         raise InputError(f"{run.dataset}: examples have no single class: set bias = None (by user or 'split'), root_sampling = 'random'")
     return np.zeros(len(examples.train_labels), np.int64), 1
-
-
-def _try_rule(run: Experiment) -> None:
-    """A rule that cannot work with so many clients says so before any work."""
-    n, one = run.clients_per_round, torch.ones(1)
-    received = Received(
-        torch.ones(n, 1),
-        root_update=one,
-        sizes=torch.ones(n),
-        client_ids=torch.arange(n),
-        round=torch.ones((), dtype=torch.int64),
-        generator=torch.Generator(),
-        weights=one,
-        root_loss=lambda models: models.sum(1),
-    )
-    take_step(run.rule, received, run.rule.init(run.num_clients, one))
