@@ -22,9 +22,9 @@ _HOMES = {
     "errors": "InputError",
     "experiment": "Experiment",
     "record": "Record",
-    "rules": "ARC CAF NNM RLR RULES Aggregate Bucketing Bulyan BySize CentredClipping DnC FLTrust FLTrustNoNorm FLTrustNoReLU"
-    " FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median MultiKrum NormClipping"
-    " Phocas Received Rule TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms trust_scores",
+    "rules": "ARC CAF FLAME NNM RLR RULES Aggregate Bucketing Bulyan BySize CentredClipping DnC FLDetector FLTrust FLTrustNoNorm"
+    " FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median MultiKrum"
+    " NormClipping Phocas Received Rule SignGuard TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms trust_scores",
     "simulation": "simulate",
     "state": "State",
     "tasks.build": "build_task",

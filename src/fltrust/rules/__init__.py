@@ -20,11 +20,13 @@ from fltrust.rules.history import FoolsGold
 from fltrust.rules.zeno import Zeno, ZenoPlusPlus
 from fltrust.rules.preaggregation import ARC, NNM, Bucketing, NormClipping
 from fltrust.rules.by_size import BySize
+from fltrust.rules.cluster import FLAME, SignGuard
 # isort: on
 
 __all__ = [
     "ARC",
     "CAF",
+    "FLAME",
     "NNM",
     "RLR",
     "RULES",
@@ -34,6 +36,7 @@ __all__ = [
     "BySize",
     "CentredClipping",
     "DnC",
+    "FLDetector",
     "FLTrust",
     "FLTrustNoNorm",
     "FLTrustNoReLU",
@@ -51,6 +54,7 @@ __all__ = [
     "Phocas",
     "Received",
     "Rule",
+    "SignGuard",
     "TrimmedMean",
     "TrustAccumulator",
     "Zeno",
