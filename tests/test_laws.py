@@ -13,6 +13,7 @@ from fltrust.codec import built
 from fltrust.registry import ATTACKS, DATASETS, RULES
 from fltrust.rules import (
     ARC,
+    FLAME,
     NNM,
     Aggregate,
     Bucketing,
@@ -20,6 +21,7 @@ from fltrust.rules import (
     CentredClipping,
     DnC,
     FedAvg,
+    FLDetector,
     FLTrust,
     FoolsGold,
     GeometricMedian,
@@ -29,6 +31,7 @@ from fltrust.rules import (
     NormClipping,
     Received,
     Rule,
+    SignGuard,
     TrimmedMean,
     Zeno,
     rows,
@@ -55,6 +58,7 @@ EVERY_RULE += [  # a rule within a rule: by distances, with a root update, with 
     BySize(FLTrust()),
     Zeno(2, mean_square=True),
 ]
+EVERY_RULE += [FLAME(noise=0), FoolsGold(last=5), SignGuard(similarity=True), FLDetector(window=2, start=1, for_good=True, rule=Median())]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]
 EVERY_ATTACK += [KrumAttack("partial"), TrimAttack("partial")]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

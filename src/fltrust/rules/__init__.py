@@ -21,6 +21,7 @@ from fltrust.rules.zeno import Zeno, ZenoPlusPlus
 from fltrust.rules.preaggregation import ARC, NNM, Bucketing, NormClipping
 from fltrust.rules.by_size import BySize
 from fltrust.rules.cluster import FLAME, SignGuard
+from fltrust.rules.detector import FLDetector
 # isort: on
 
 __all__ = [

@@ -61,7 +61,7 @@ def majority_cluster(distances: Tensor, usable: Tensor) -> Tensor:
     least size above n / 2: no two clusters can be that large, so its tree has one cluster, and all that counts is when rows leave it.
     """
     n = len(distances)
-    joined = distances.clone()  # (n, n): at which distance two rows come into one group
+    joined = distances.minimum(distances.T)  # (n, n): at which distance two rows come into one group; the same in both directions
     for k in range(n):  # the largest step on the best path, over one more row each time
         joined = torch.minimum(joined, torch.maximum(joined[:, k, None], joined[k]))
     half = (usable.sum() // 2).clamp(max=n - 1)

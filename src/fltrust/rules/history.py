@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.rows import divisor, finite, gram, measure, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
-def _cosines(rows: Tensor) -> Tensor:
+def cosine_matrix(rows: Tensor) -> Tensor:
     """The rows' cosines with each other (n, n), in float64; 0 for rows of zeros."""
     peak = rows.abs().amax(1, keepdim=True)
     products = gram(rows / torch.where(peak > 0, peak, 1))  # so that no square overflows or vanishes
@@ -29,6 +30,12 @@ class FoolsGold(Rule):
 
     The largest a_i always becomes 1. So a single client that resembles no other can take over: a weakness of the rule that we keep.
 
+    Parameters
+    ----------
+    last : int or None, default None
+        How many of the last coordinates of M_i are compared. With as many as the output layer has, these are the authors' indicative
+        features. None compares all.
+
     Examples
     --------
     >>> import torch
@@ -41,19 +48,28 @@ class FoolsGold(Rule):
     Aggregate(update=tensor([0., 4.]), shares=tensor([0., 0., 1.]))
     """
 
+    last: int | None = None
+
     needs_ids = True
 
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last < 1:
+            raise InputError(f"FoolsGold compares at least 1 coordinate, not {self.last}")
+
     def init(self, num_clients: int, like: Tensor) -> Tensor:
-        return like.new_zeros(num_clients, like.numel())  # (N, d)
+        if self.last is not None and self.last > like.numel():
+            raise InputError(f"FoolsGold cannot compare the last {self.last} of {like.numel()} coordinates")
+        return like.new_zeros(num_clients, self.last or like.numel())  # (N, d), or the last columns of it
 
     def step(self, received: Received, memory: Tensor) -> tuple[Aggregate, Tensor]:
         updates, ids = received.updates, received.client_ids
         assert ids is not None  # take_step checks this
         rows = measure(updates)
-        memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], updates, 0))
+        seen = updates[:, -memory.shape[1] :]
+        memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], seen, 0))
         history = memory.index_select(0, ids)  # (n, d)
         counts = rows.usable & measure(history).usable  # a client whose history has overflowed is out for good
-        alike = _cosines(torch.where(counts[:, None], history, 0)).fill_diagonal_(0)  # (n, n)
+        alike = cosine_matrix(torch.where(counts[:, None], history, 0)).fill_diagonal_(0)  # (n, n)
         most = torch.where(counts, alike.amax(1), -1) + 1e-5  # (n,): v
         pardon = torch.where(most[:, None] < most, most[:, None] / most, 1)
         voice = torch.where(counts, 1 - (alike * pardon).amax(1), 0).clamp(0, 1)
