@@ -28,7 +28,7 @@ class Watched(NamedTuple):
     update: Tensor  # (d,): last round's result
     steps: Tensor  # (window, d): how the global weights moved, round by round
     changes: Tensor  # (window, d): how the result changed from round to round
-    expected: Tensor  # (N, d): each client's last update, moved on by the predictions for rounds in which it did not take part
+    expected: Tensor  # (N, d): each client's last update, plus the changes expected in the rounds that it has missed since
     known: Tensor  # (N,) bool: who has sent an update
     errors: Tensor  # (N, window) float64: each client's last errors of prediction; -1 where there is none
     removed: Tensor  # (N,) bool: who is left out for good
@@ -184,46 +184,40 @@ class FLDetector(PreAggregation):
         updates, ids, weights = received.updates, received.client_ids, received.weights
         assert ids is not None  # take_step checks this
         assert weights is not None
+        m, usable = int(memory.pairs), measure(updates).usable & ~memory.removed[ids]  # (n,)
         move = finite(weights - memory.weights, updates)
-        memory = self._predicted(memory, move)
-        usable = measure(updates).usable & ~memory.removed[ids]  # (n,)
-        errors = self._errors(updates, ids, usable, memory)
+        change = hessian_product(memory.steps[-m:], memory.changes[-m:], move) if m else None  # (d,)
+        errors = self._errors(updates, ids, usable, change, memory)
         caught = self._caught(received, usable, errors[ids], memory)
-        kept = usable & ~caught
-        clean = replace(received, updates=torch.where(kept[:, None], updates, 0))
+        clean = replace(received, updates=torch.where((usable & ~caught)[:, None], updates, 0))
         aggregate, within = take_step(self.rule, clean, memory.rule)
         if not bool(usable.any()):
             return aggregate, memory._replace(rule=within)
-        later = self._with_pair(memory, move, aggregate.update)
-        there = ids[usable]
-        return aggregate, later._replace(
+        there, sent = (ids, updates) if bool(usable.all()) else (ids[usable], updates[usable])
+        expected = memory.expected
+        if change is not None and len(there) < len(expected):  # for those who are not there
+            expected = finite(expected + change, updates)
+        return aggregate, self._with_pair(memory, move, aggregate.update)._replace(
             rounds=memory.rounds + 1,
             weights=weights.clone(),
             update=aggregate.update.clone(),
-            expected=memory.expected.index_copy(0, there, updates[usable]),
+            expected=expected.index_copy(0, there, sent),
             known=memory.known.index_fill(0, there, True),
             errors=errors,
             removed=memory.removed.index_fill(0, ids[caught], True) if self.for_good else memory.removed,
             rule=within,
         )
 
-    def _predicted(self, memory: Watched, move: Tensor) -> Watched:
-        """What each client should send now."""
-        if not (m := int(memory.pairs)):
-            return memory
-        change = hessian_product(memory.steps[-m:], memory.changes[-m:], move)
-        moved = finite(memory.expected + change, move)
-        return memory._replace(expected=torch.where(memory.known[:, None], moved, memory.expected))
-
-    def _errors(self, updates: Tensor, ids: Tensor, usable: Tensor, memory: Watched) -> Tensor:
+    def _errors(self, updates: Tensor, ids: Tensor, usable: Tensor, change: Tensor | None, memory: Watched) -> Tensor:
         """The last errors (N, window), with this round's."""
         who = usable & memory.known[ids]
-        if not int(memory.pairs) or not bool(who.any()):
+        if change is None or not bool(who.any()):
             return memory.errors
-        there = ids[who]
-        distance = measure(finite(updates[who] - memory.expected[there], updates)).norm  # (k,)
+        wrong = memory.expected.index_select(0, ids).add_(change).sub_(updates)  # (n, d)
+        distance = torch.where(who, measure(finite(wrong, updates)).norm, 0)
         distance = distance / divisor(distance.amax())
-        error = distance / divisor(distance.sum())
+        error = (distance / divisor(distance.sum()))[who]
+        there = ids[who]
         return memory.errors.index_copy(0, there, torch.cat((memory.errors[there, 1:], error[:, None]), 1))
 
     def _caught(self, received: Received, usable: Tensor, errors: Tensor, memory: Watched) -> Tensor:
