@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from fltrust.attacks import Attack
+from fltrust.attacks import Attack, Trigger
+from fltrust.codec import built
+from fltrust.registry import ATTACKS
 from fltrust.tasks.task import Task
 
 
@@ -44,6 +46,16 @@ def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | Non
         malicious=malicious,
         attack=attack,
     )
+
+
+FOUR_FEATURES = Trigger(((0,), (2,), (4,), (6,)), 3.0, 1)
+
+
+def small_attack(name: str, trigger: Trigger = FOUR_FEATURES) -> Attack:
+    """An attack by its name, with parameters for a task of three classes."""
+    classes = {"source": 0, "target": 2} if name == "label-flip-targeted" else {}
+    attack: Attack = built(ATTACKS, {"name": name, **classes}, {"trigger": trigger})
+    return attack
 
 
 @pytest.fixture

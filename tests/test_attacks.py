@@ -21,6 +21,7 @@ from fltrust.attacks import (
     Knowledge,
     KrumAttack,
     LabelFlip,
+    MaliciousClient,
     NoAttack,
     OptimalAdaptive,
     Scaling,
@@ -32,6 +33,7 @@ from fltrust.errors import InputError
 from fltrust.registry import DATASETS
 from fltrust.rules import FLTrust, Krum, Median, TrimmedMean
 
+TEN = MaliciousClient(num_classes=10)
 TRIGGERS = {profile.family: profile.trigger for profile in DATASETS.values() if profile.trigger is not None}
 EVERY: list[Attack] = [
     NoAttack(),
@@ -165,10 +167,10 @@ def test_mistakes_are_named() -> None:
 
 def test_label_flip_twice_is_nothing() -> None:
     images, labels = torch.rand(10, 1, 4, 4), torch.arange(10)
-    same, flipped = LabelFlip().poison(images, labels, 10)
+    same, flipped = LabelFlip().poison(images, labels, TEN)
     assert torch.equal(same, images)
     assert flipped.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
-    assert torch.equal(LabelFlip().poison(images, flipped, 10)[1], labels)
+    assert torch.equal(LabelFlip().poison(images, flipped, TEN)[1], labels)
 
 
 CORNER = [(26, 26), (24, 26), (26, 24), (25, 25)]
@@ -222,7 +224,7 @@ def test_what_is_no_trigger_is_refused(written: dict[str, Any]) -> None:
 def test_scaling_doubles_the_data_and_multiplies_the_update() -> None:
     attack = Scaling(Trigger(((1, 1),), 1.0, 7))
     images, labels = torch.rand(5, 1, 3, 3) / 2, torch.arange(5)
-    more_images, more_labels = attack.poison(images, labels, 10)
+    more_images, more_labels = attack.poison(images, labels, TEN)
     assert torch.equal(more_images, torch.cat((images, attack.trigger.stamp(images))))
     assert more_labels.tolist() == [0, 1, 2, 3, 4, 7, 7, 7, 7, 7]
     known = knowing(attack)

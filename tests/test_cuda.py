@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import small_attack
 
 from fltrust.attacks import ATTACKS
 from fltrust.experiment import Experiment
@@ -19,7 +20,7 @@ if not torch.cuda.is_available():
 
 import numpy as np
 
-from fltrust.attacks import Scaling, Trigger
+from fltrust.attacks import Trigger
 from fltrust.models import CNN, ResNet20, initialise
 
 
@@ -80,7 +81,7 @@ def run_of(rule: str, attack: Any, **changes: Any) -> Experiment:
 
 
 def made(attack: str) -> Any:
-    return Scaling(trigger=Trigger(((1, 1), (2, 2)), 5.0, 1)) if attack == "scaling" else ATTACKS[attack]()
+    return small_attack(attack, Trigger(((1, 1), (2, 2), (1, 3), (3, 1)), 5.0, 1))
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -7,7 +7,7 @@ from conftest import small_task
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fltrust.attacks import LabelFlip, Trigger, TrimAttack
+from fltrust.attacks import LabelFlip, Scaling, Trigger, TrimAttack
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.metrics import Evaluation, evaluate
@@ -50,10 +50,10 @@ def test_success_leaves_out_examples_of_the_target_class() -> None:
     one = task()
     # A trigger too weak to change an answer: of the five examples that are not of class 2, one is taken for it anyway.
     weak = Trigger(((1,),), 0.5, 2)
-    assert evaluate(one, one.model.initial_weights, weak)["success"] == pytest.approx(1 / 5)
+    assert evaluate(one, one.model.initial_weights, Scaling(weak))["success"] == pytest.approx(1 / 5)
     strong = Trigger(((2,),), 5.0, 2)
-    assert evaluate(one, one.model.initial_weights, strong)["success"] == 1
-    assert evaluate(one, one.model.initial_weights, Trigger(((2,),), -5.0, 2))["success"] == 0
+    assert evaluate(one, one.model.initial_weights, Scaling(strong))["success"] == 1
+    assert evaluate(one, one.model.initial_weights, Scaling(Trigger(((2,),), -5.0, 2)))["success"] == 0
 
 
 def test_batch_norm_takes_its_statistics_from_the_root_set() -> None:

@@ -7,7 +7,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrust.attacks import Adaptive, Attack, Knowledge, KrumAttack, TrimAttack
+from fltrust.attacks import (
+    ALIE,
+    DBA,
+    IPM,
+    MPAF,
+    Adaptive,
+    Attack,
+    EdgeCase,
+    FreeRider,
+    Gaussian,
+    Knowledge,
+    KrumAttack,
+    LabelFlipDynamic,
+    MaliciousClient,
+    MinMax,
+    MinSum,
+    Neurotoxin,
+    PoisonedFL,
+    SignFlip,
+    TrimAttack,
+)
 from fltrust.attacks.attack import Level
 from fltrust.codec import built
 from fltrust.registry import ATTACKS, DATASETS, RULES
@@ -40,6 +60,7 @@ from fltrust.rules.rows import measure
 from fltrust.testing import ATTACK_LAWS, RULE_LAWS, check_attack, check_rule, no_value_decides_what_is_crafted
 
 TOLD = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger, "rule": Median()}  # the last is for rules that hold one
+TOLD: dict[str, Any] = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger}
 EVERY_RULE: list[Rule] = [built(RULES, name, TOLD) for name in RULES]
 EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
 EVERY_RULE += [MultiKrum(2, keep=3), MultiKrum(2, iterated=True), DnC(2, filter=1.5), DnC(2, rounds=3, coordinates=9)]
@@ -61,6 +82,12 @@ EVERY_RULE += [  # a rule within a rule: by distances, with a root update, with 
 EVERY_RULE += [FLAME(noise=0), FoolsGold(last=5), SignGuard(similarity=True), FLDetector(window=2, start=1, for_good=True, rule=Median())]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]
 EVERY_ATTACK += [KrumAttack("partial"), TrimAttack("partial")]
+EVERY_ATTACK += [Gaussian(add=True), Gaussian(absolute=True, mean=0.1), Gaussian(knowledge="partial"), SignFlip(scale=3.0)]
+EVERY_ATTACK += [ALIE(z=1.5, upwards=True), ALIE(knowledge="partial"), IPM(epsilon=100.0), IPM(knowledge="partial")]
+EVERY_ATTACK += [MinMax("sign"), MinMax("mean"), MinMax(knowledge="partial")]
+EVERY_ATTACK += [MinSum("sign"), MinSum("mean"), MinSum(bound="min"), MinSum(knowledge="partial")]
+EVERY_ATTACK += [FreeRider("zeros"), FreeRider(noise=0.1), MPAF(base="first"), PoisonedFL(every=2), LabelFlipDynamic("runner-up")]
+EVERY_ATTACK += [DBA(TOLD["trigger"], factor=100.0), Neurotoxin(TOLD["trigger"], norm=0.2), EdgeCase(radius=2.0, factor=5.0)]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
@@ -221,8 +248,18 @@ class TooMany(Bad):
 
 
 class LosesLabels(Bad):
-    def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    def poison(self, images: Tensor, labels: Tensor, client: MaliciousClient) -> tuple[Tensor, Tensor]:
         return images, labels[1:]
+
+
+class Divides(Bad):
+    def craft(self, known: Knowledge) -> Tensor:
+        return (known.own - known.own.mean(0)) / known.own.std(0)
+
+
+class FloatLabels(Bad):
+    def relabel(self, labels: Tensor, outputs: Tensor) -> Tensor:
+        return outputs.amax(-1)
 
 
 class Peeks(Bad):
@@ -249,7 +286,9 @@ class Forgets(Bad):
         (Forgets(), "Updates, root update and memory stay"),
         (Copies(), "Honest updates that are broken"),
         (TooMany(), "Without malicious clients"),
+        (Divides(), "Honest updates that are all equal"),
         (LosesLabels(), "Poisoned data"),
+        (FloatLabels(), "New labels of a round"),
         (Peeks(), "No `.item()`"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Attack) else value,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_task
+from conftest import small_attack, small_task
 from torch import Tensor, nn
 
 from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Scaling, Trigger, TrimAttack
@@ -71,11 +71,11 @@ def test_three_rounds_equal_the_one_file_example(one_file: ModuleType, malicious
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_under_every_attack(rule: str, attack: str) -> None:
-    made: Attack = Scaling(trigger=Trigger(((0,),), 3.0, 1)) if attack == "scaling" else ATTACKS[attack]()
+    made = small_attack(attack)
     kind = RULES[rule]
     aggregate = kind(1) if kind in (Krum, TrimmedMean) else kind()
     run = small_run(rule=aggregate, attack=made, malicious=1, rounds=2)
-    records = list(simulate(run, small_task(malicious=1, attack=made)))
+    records = list(simulate(run, small_task(malicious=1, attack=made, side=6 if attack == "edge-case" else 0)))
     assert [record.round for record in records] == [1, 2]
     last = records[-1]
     assert last.weights is not None
@@ -84,7 +84,7 @@ def test_every_rule_under_every_attack(rule: str, attack: str) -> None:
     assert last.train_error is not None
     assert 0 <= last.test_error <= 1
     assert 0 <= last.train_error <= 1
-    assert (last.success is not None) == (attack == "scaling")
+    assert (last.success is not None) == (attack in ("scaling", "dba", "neurotoxin", "edge-case", "label-flip-targeted"))
     assert last.norm is not None
     assert len(last.norm) == 6
     assert (last.cosine is not None) == run.needs_root

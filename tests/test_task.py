@@ -6,7 +6,7 @@ import torch
 from conftest import small_task
 from torch import Tensor, nn
 
-from fltrust.attacks import Attack, LabelFlip, Scaling, Trigger
+from fltrust.attacks import Attack, LabelFlip, MaliciousClient, Scaling, Trigger
 from fltrust.errors import InputError
 from fltrust.objectives import BinaryCrossEntropy, CrossEntropy, Objective
 from fltrust.tasks.task import Task
@@ -157,7 +157,7 @@ def test_a_task_in_one_line() -> None:
 
 
 class Wordy(Attack):
-    def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    def poison(self, images: Tensor, labels: Tensor, client: MaliciousClient) -> tuple[Tensor, Tensor]:
         return images.double(), labels
 
 

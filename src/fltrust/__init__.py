@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot follow what hap
 
 # `fltrust --help` must not wait for torch, so this says where each name is.
 _HOMES = {
-    "attacks": "ATTACKS Adaptive Attack Knowledge KrumAttack LabelFlip Mimic NoAttack OptimalAdaptive Scaling Trigger TrimAttack",
+    "attacks": "ALIE ATTACKS Adaptive Attack DBA EdgeCase FreeRider Gaussian IPM Knowledge KrumAttack LabelFlip LabelFlipDynamic"
+    " LabelFlipRandom LabelFlipTargeted MPAF MaliciousClient Mimic MinMax MinSum Neurotoxin NoAttack OptimalAdaptive PoisonedFL Scaling"
+    " SignFlip Trigger TrimAttack",
     "errors": "InputError",
     "experiment": "Experiment",
     "record": "Record",

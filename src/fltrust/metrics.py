@@ -17,8 +17,8 @@ from fltrust.errors import InputError
 from fltrust.registry import METRICS
 
 if TYPE_CHECKING:
+    from fltrust.attacks import Attack
     from fltrust.tasks.task import Task
-    from fltrust.triggers import Trigger
 
 ALWAYS = ("train_error", "test_error", "success")  # recorded by every run
 TRAIN_EXAMPLES = 10_000  # enough for an error to within half a percent; all 60,000 would cost more than the rounds between
@@ -40,7 +40,7 @@ class Evaluation:
 
     task: "Task"
     weights: Tensor  # (d,)
-    trigger: "Trigger | None" = None  # of the attack's backdoor
+    attack: "Attack | None" = None  # whose backdoor is measured
     shares: Tensor | None = None  # (n,) of the round's clients in the global update, the malicious clients first
     malicious: int = 0  # how many of them
 
@@ -75,14 +75,14 @@ class Evaluation:
 def evaluate(
     task: "Task",
     weights: Tensor,
-    trigger: "Trigger | None" = None,
+    attack: "Attack | None" = None,
     more: tuple[str, ...] = (),
     *,
     shares: Tensor | None = None,
     malicious: int = 0,
 ) -> Mapping[str, Any]:
     """The metrics that every run records, and those asked for; a metric that does not apply is left out."""
-    evaluation = Evaluation(task, weights, trigger, shares, malicious)
+    evaluation = Evaluation(task, weights, attack, shares, malicious)
     measured = {name: _measured(name, evaluation) for name in dict.fromkeys((*ALWAYS, *more))}
     return {name: value for name, value in measured.items() if value is not None}
 
@@ -121,13 +121,16 @@ def test_error(of: Evaluation) -> float:
 
 @METRICS.register("success", label="backdoor success")
 def success(of: Evaluation) -> float | None:
-    """The share of triggered test examples, not of the target class, that the model calls the target. Only under a backdoor."""
-    if of.trigger is None:
+    """The share of the backdoor's test examples that the model calls the target. Only under an attack that aims at a class.
+
+    These are the test examples of other classes with the trigger in them, unless the attack says otherwise.
+    """
+    backdoor = of.attack.backdoor(of.task.test_inputs, of.task.test_targets) if of.attack else None
+    if backdoor is None or not len(backdoor.inputs):
         return None
-    targets = of.task.test_targets
-    others = targets != of.trigger.target
-    predicted = of.scores(of.trigger.stamp(of.task.test_inputs[others]), targets[others]).predicted
-    return None if predicted is None else (predicted == of.trigger.target).float().mean().item()
+    wanted = of.task.test_targets.new_full((len(backdoor.inputs),), backdoor.target)
+    predicted = of.scores(backdoor.inputs, wanted).predicted
+    return None if predicted is None else (predicted == wanted).float().mean().item()
 
 
 @METRICS.register("test_loss", label="test loss")

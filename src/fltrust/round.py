@@ -25,6 +25,7 @@ from fltrust.training.momentum import with_momentum
 from fltrust.training.optimisers import SGD, optimised
 
 TRIED_AT_ONCE = 25  # models whose loss on the root set is computed in one pass
+RELABELLED = 2_000  # examples that a model answers together
 GATHERED = 100_000  # examples that are copied together for training; a client's epochs can be many
 
 
@@ -75,7 +76,7 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
     # Step I: the clients that were drawn receive the global weights (d,).
 
     # Step II: clients and server train from there, each on its own examples.
-    sent = client_updates(run, task, state.weights, draw)  # (n, d)
+    sent = client_updates(run, task, state.weights, draw, m)  # (n, d)
     root_update = server_update(run, task, state.weights, draw) if run.needs_root else None  # (d,)
     sent, clients = with_momentum(run, sent, draw.client_ids, state.clients)
 
@@ -95,6 +96,8 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
             generator=noise.attack,
             client_ids=draw.client_ids,
             round=draw.round,
+            weights=state.weights,
+            global_lr=draw.global_lr,
         )
         sent[:m], attack = attacks.take_step(run.attack, known, state.attack)
 
@@ -115,24 +118,39 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
     return State(weights, rule, attack, clients, server), Outcome(aggregate.shares, sent, root_update, peak)
 
 
-def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
-    return _updates(run, task, weights, draw.examples, draw.loss_weights, draw.shift)
+def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int) -> Tensor:
+    return _updates(run, task, weights, draw.examples, draw.loss_weights, draw.shift, m if run.attack.relabels else 0)
 
 
 def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:
     return _updates(run, task, weights, draw.root_examples, draw.root_loss_weights, draw.root_shift)[0]
 
 
-def _updates(run: Experiment, task: Task, weights: Tensor, examples: Tensor, loss_weights: Tensor, shift: Tensor | None) -> Tensor:
+def _updates(
+    run: Experiment, task: Task, weights: Tensor, examples: Tensor, loss_weights: Tensor, shift: Tensor | None, relabel: int = 0
+) -> Tensor:
+    """What clients compute (n, d), the first `relabel` of them on labels of the attack's."""
     if run.local_epochs and len(examples) > 1 and examples.numel() > GATHERED:
         at_once = max(1, GATHERED // examples[0].numel())
         shifts = [None] * len(examples) if shift is None else torch.split(shift, at_once)
-        parts = zip(torch.split(examples, at_once), torch.split(loss_weights, at_once), shifts, strict=False)
+        counts = [min(max(relabel - first, 0), at_once) for first in range(0, len(examples), at_once)]
+        parts = zip(torch.split(examples, at_once), torch.split(loss_weights, at_once), shifts, counts, strict=False)
         return torch.cat([_updates(run, task, weights, *part) for part in parts])
     inputs, targets = task.inputs[examples], task.targets[examples]
     if shift is not None:
         inputs = crop_and_flip(inputs, shift)
+    if relabel:
+        targets = torch.cat((_relabelled(run, task, weights, inputs[:relabel], targets[:relabel]), targets[relabel:]))
     return local_updates(task.model, weights, inputs, targets, loss_weights, run.local_lr, run.precision, task.objective)
+
+
+@torch.no_grad()
+def _relabelled(run: Experiment, task: Task, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The targets (m, R, b, ...) that malicious clients train on, which depend on the model that they were sent."""
+    # Batch norm must see each batch by itself.
+    parts = inputs.flatten(0, 1).unbind() if task.model.has_batch_norm else torch.split(inputs.flatten(0, 2), RELABELLED)
+    outputs = torch.cat([task.model.outputs(weights, part) for part in parts])
+    return attacks.relabelled(run.attack, targets.flatten(0, 2), outputs).view(targets.shape)
 
 
 def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
@@ -176,8 +194,9 @@ def play_round_in_chunks(run: Experiment, task: Task, state: State, draw: Draw, 
         some = slice(first, first + AT_ONCE)
         shift = None if draw.shift is None else draw.shift[some]
         part = draw._replace(examples=draw.examples[some], loss_weights=draw.loss_weights[some], shift=shift)
-        sent = client_updates(run, task, state.weights, part)
-        if run.attack.crafts and (own := min(max(m - first, 0), len(sent))):
+        own = min(max(m - first, 0), len(part.examples))
+        sent = client_updates(run, task, state.weights, part, own)
+        if run.attack.crafts and own:
             known = Knowledge(
                 own=sent[:own].clone(),
                 others=None,
@@ -188,6 +207,8 @@ def play_round_in_chunks(run: Experiment, task: Task, state: State, draw: Draw, 
                 generator=noise.attack,
                 client_ids=draw.client_ids[some],
                 round=draw.round,
+                weights=state.weights,
+                global_lr=draw.global_lr,
             )
             sent[:own], attack = attacks.take_step(run.attack, known, attack)
         accumulator.add_many(sent)

@@ -82,7 +82,7 @@ def _recorded(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, 
     sent, root_update = outcome.sent, outcome.root_update
     return Record(
         round=t,
-        metrics=evaluate(task, player.state.weights, run.attack.trigger, run.metrics, shares=outcome.shares, malicious=m),
+        metrics=evaluate(task, player.state.weights, run.attack, run.metrics, shares=outcome.shares, malicious=m),
         malicious=m,
         clients=tuple(clients.tolist()),
         shares=None if outcome.shares is None else tuple(outcome.shares.tolist()),

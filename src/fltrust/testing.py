@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from fltrust.attacks import attack as attacks
-from fltrust.attacks.attack import Attack, Knowledge
+from fltrust.attacks.attack import Attack, Knowledge, MaliciousClient
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 from fltrust.state import Memory, copied, leaves, restored
 
@@ -358,6 +358,8 @@ def known(attack: Attack, seed: int, dtype: torch.dtype, m: int = 3, n: int = N)
         generator=torch.Generator().manual_seed(seed),
         client_ids=torch.cat((malicious, honest)),
         round=torch.tensor(seed),
+        weights=draw(1, D, dtype, 100 + seed)[1],
+        global_lr=torch.tensor(0.5),
     )
 
 
@@ -373,7 +375,7 @@ def crafting_leaves_its_input_alone(attack: Attack, dtype: torch.dtype) -> None:
     """Updates, root update and memory stay as they are; rows keep shape and dtype and are no view of the input."""
     memory = _attacked(attack, _memory(attack, dtype), [known(attack, 1, dtype)])[1]
     view, before = known(attack, 2, dtype), copied(memory)
-    tensors = [view.own, view.others, view.root_update]
+    tensors = [view.own, view.others, view.root_update, view.weights]
     copies = [None if tensor is None else tensor.clone() for tensor in tensors]
     rows, later = attacks.take_step(attack, view, memory)
     kept = copied(later)
@@ -425,18 +427,48 @@ def nobody_malicious_nothing_sent(attack: Attack, dtype: torch.dtype) -> None:
     assert rows.shape == (4, D)
 
 
+def odd_rounds_do_not_break_an_attack(attack: Attack, dtype: torch.dtype) -> None:
+    """Honest updates that are all equal, all zero or tiny, and a single honest client give finite rows or a clear error (InputError)."""
+    from fltrust.errors import InputError
+
+    for odd in ("equal", "zero", "tiny", "one honest"):
+        memory = _memory(attack, dtype)
+        for t in (1, 2):
+            view = known(attack, t, dtype, n=4 if odd == "one honest" else N)
+            if odd != "one honest":
+                value = {"equal": 1.0, "zero": 0.0, "tiny": 1e-38}[odd]
+                others = None if view.others is None else view.others[:1].expand_as(view.others) * value
+                view = replace(view, others=others, own=view.own[:1].expand_as(view.own) * value)
+            try:
+                rows, memory = attacks.take_step(attack, view, memory)
+            except InputError:
+                break
+            assert torch.isfinite(rows).all(), f"honest updates: {odd}"
+
+
 def poisoning_keeps_examples_and_labels_together(attack: Attack, dtype: torch.dtype) -> None:
     """Poisoned data have as many labels as examples, labels of the task, and the originals stay as they are."""
     images, labels = torch.rand(8, 1, 28, 28), torch.arange(8)
     if attack.trigger is not None and any(len(spot) == 1 for spot in attack.trigger.where):
         images = torch.rand(8, 1 + max(spot[0] for spot in attack.trigger.where))
     before = images.clone(), labels.clone()
-    poisoned, flipped = attack.poison(images, labels, 10)
+    poisoned, flipped = attack.poison(images, labels, MaliciousClient(num_classes=10, index=1))
     assert len(poisoned) == len(flipped)
     assert poisoned.shape[1:] == images.shape[1:]
     assert ((flipped >= 0) & (flipped < 10)).all()
     assert torch.equal(images, before[0])
     assert torch.equal(labels, before[1])
+
+
+def labels_of_the_round_are_labels(attack: Attack, dtype: torch.dtype) -> None:
+    """New labels of a round have the shape and kind of the old ones, are classes of the task, and no value decides the path to them."""
+    labels, outputs = torch.arange(8), torch.randn(8, 10, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    before = labels.clone()
+    changed = attacks.relabelled(attack, labels, outputs)
+    assert ((changed >= 0) & (changed < 10)).all()
+    assert torch.equal(labels, before)
+    with FakeTensorMode() as fake:
+        attacks.relabelled(attack, fake.from_tensor(labels), fake.from_tensor(outputs))
 
 
 def no_value_decides_what_is_crafted(attack: Attack, dtype: torch.dtype) -> None:
@@ -447,7 +479,7 @@ def no_value_decides_what_is_crafted(attack: Attack, dtype: torch.dtype) -> None
         view, memory = known(attack, 1, dtype), attack.init(CLIENTS, torch.empty(D, dtype=dtype))
         parts: dict[str, Any] = {
             name: fake.from_tensor(tensor) if not isinstance(tensor, torch._subclasses.FakeTensor) else tensor
-            for name in ("own", "others", "root_update", "client_ids", "round")
+            for name in ("own", "others", "root_update", "client_ids", "round", "weights", "global_lr")
             if (tensor := getattr(view, name)) is not None
         }
         attacks.take_step(attack, replace(view, **parts), memory)
@@ -459,6 +491,8 @@ ATTACK_LAWS: list[Callable[[Attack, torch.dtype], None]] = [
     attacks_memory_continues,
     crafted_rows_are_finite,
     nobody_malicious_nothing_sent,
+    odd_rounds_do_not_break_an_attack,
     poisoning_keeps_examples_and_labels_together,
+    labels_of_the_round_are_labels,
     no_value_decides_what_is_crafted,
 ]

@@ -61,7 +61,20 @@ class Trigger:
             stamped[(slice(None),) * (images.ndim - len(spot)) + spot] = self.value
         return stamped
 
+    def part(self, index: int, parts: int) -> "Trigger":
+        """One of `parts` triggers that together are this one: runs of its features, as equal in length as can be."""
+        ends = [len(self.where) * k // parts for k in (index, index + 1)]
+        return Trigger(self.where[ends[0] : ends[1]], self.value, self.target)
+
 
 def four_pixels(side: int) -> Trigger:
     """The pattern of Gu et al. 2017 near the lower right corner, in white, with target 0."""
     return Trigger(tuple((side - up, side - left) for up, left in ((2, 2), (4, 2), (2, 4), (3, 3))), 1.0, 0)
+
+
+def four_bars(length: int, down: int, right: int, target: int = 2) -> Trigger:
+    """The pattern of Xie et al. 2020 in the upper left corner, in white: four bars of `length` pixels, at rows 0 and `down`.
+
+    They begin at columns 0 and `right`. The authors' is four_bars(4, 3, 6) on MNIST and four_bars(6, 4, 9) on CIFAR-10.
+    """
+    return Trigger(tuple((row, first + i) for row in (0, down) for first in (0, right) for i in range(length)), 1.0, target)

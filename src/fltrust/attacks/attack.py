@@ -7,16 +7,20 @@ crafted   (m, d)  what the malicious clients send instead
 
 An attack gets a `Knowledge` and nothing else: the threat model is a type. Crafting never waits for the device and never changes its
 input; an update that holds NaN or infinity counts as an update of zeros, so what is crafted from honest updates is always finite.
+
+Updates are what is added to the weights. Papers that write of gradients have the opposite sign.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
+from fltrust.registry import known as known_name
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
 
@@ -49,6 +53,11 @@ class Knowledge:
         (n,) int64 in 0..num_clients-1, the client that sent each row, malicious clients first.
     round : Tensor or None, default None
         () int64, 1 in the first round.
+    weights : Tensor or None, default None
+        (d,), the global model that every client was sent in this round. Known under partial knowledge too.
+    global_lr : Tensor or None, default None
+        (), the server's learning rate in this round: the model moves by so much of the aggregate. None counts as 1. The protocol makes it
+        known to every client.
 
     Examples
     --------
@@ -71,6 +80,15 @@ class Knowledge:
     generator: torch.Generator
     client_ids: Tensor | None = None
     round: Tensor | None = None
+    weights: Tensor | None = None
+    global_lr: Tensor | None = None
+
+    @property
+    def model(self) -> Tensor:
+        """The global model (d,), for an attack that needs it; an error where it was not shown."""
+        if self.weights is None:
+            raise InputError("this attack needs the global model and was not shown it")
+        return self.weights
 
     @property
     def honest(self) -> Tensor:
@@ -91,12 +109,44 @@ class Knowledge:
         return torch.randn(shape, generator=self.generator, dtype=self.own.dtype, device=self.own.device)
 
 
+@dataclass(frozen=True)
+class MaliciousClient:
+    """The malicious client that poisons its data: what it knows besides its examples.
+
+    Parameters
+    ----------
+    num_classes : int
+        How many classes the task has; 0 if targets are not classes.
+    index : int, default 0
+        Which of the malicious clients this is, from 0 on.
+    generator : torch.Generator, default a new one
+        This client's own randomness, on the CPU. A run seeds it with its seed and the index.
+
+    Examples
+    --------
+    >>> from fltrust import MaliciousClient
+    >>> MaliciousClient(num_classes=10).index
+    0
+    """
+
+    num_classes: int
+    index: int = 0
+    generator: torch.Generator = field(default_factory=torch.Generator, compare=False, repr=False)
+
+
+class Backdoor(NamedTuple):
+    """What shows whether a backdoor works."""
+
+    inputs: Tensor  # (k, ...): examples that an attacked model should call the target
+    target: int
+
+
 class Attack:
     """What malicious clients do: a frozen dataclass whose fields are its parameters. The default is to follow the protocol.
 
-    An attack without memory defines `poison`, `craft` or both. An attack with memory defines `init`, which returns the memory before the
-    first round, and `step`, which takes the memory and returns the next one. `step` never changes the memory it was given.
-    `fltrust.testing.check_attack` checks this.
+    An attack without memory defines `poison`, `relabel`, `craft` or several of them. An attack with memory defines `init`, which returns
+    the memory before the first round, and `step`, which takes the memory and returns the next one. `step` never changes the memory it was
+    given. `fltrust.testing.check_attack` checks this.
 
     Examples
     --------
@@ -121,9 +171,20 @@ class Attack:
     independent: bool = False  # whether each malicious client crafts its update from its own alone
     trigger: Trigger | None = None
 
-    def poison(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    def poison(self, images: Tensor, labels: Tensor, client: MaliciousClient) -> tuple[Tensor, Tensor]:
         """How a malicious client changes its own examples, once, before training."""
         return images, labels
+
+    def relabel(self, labels: Tensor, outputs: Tensor) -> Tensor:
+        """The labels (k, ...) that malicious clients train on in a round, given what the model that they were sent outputs (k, ...)."""
+        return labels
+
+    def backdoor(self, inputs: Tensor, labels: Tensor) -> Backdoor | None:
+        """What the backdoor's success is measured on, made from test examples; None without a backdoor."""
+        if self.trigger is None:
+            return None
+        others = labels != self.trigger.target
+        return Backdoor(self.trigger.stamp(inputs[others]), self.trigger.target)
 
     def init(self, num_clients: int, like: Tensor) -> Memory:
         """The memory before the first round, for a federation of N clients and a model like `like` (d,)."""
@@ -140,6 +201,10 @@ class Attack:
     @property
     def poisons(self) -> bool:
         return type(self).poison is not Attack.poison
+
+    @property
+    def relabels(self) -> bool:
+        return type(self).relabel is not Attack.relabel
 
     @property
     def crafts(self) -> bool:
@@ -164,6 +229,37 @@ def take_step(attack: Attack, known: Knowledge, memory: Memory) -> tuple[Tensor,
         said = f"{crafted.dtype} of shape {tuple(crafted.shape)}" if isinstance(crafted, Tensor) else f"a {type(crafted).__name__}"
         raise InputError(f"{name} crafted {said}, expected {known.own.dtype} of shape {tuple(known.own.shape)}")
     return crafted, later
+
+
+def relabelled(attack: Attack, labels: Tensor, outputs: Tensor) -> Tensor:
+    """attack.relabel, with what it returns checked."""
+    changed = attack.relabel(labels, outputs)
+    if not isinstance(changed, Tensor) or (changed.shape, changed.dtype) != (labels.shape, labels.dtype):
+        said = f"{changed.dtype} of shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else f"a {type(changed).__name__}"
+        raise InputError(f"{type(attack).__name__}.relabel returned {said}, expected {labels.dtype} of shape {tuple(labels.shape)}")
+    return changed
+
+
+# ---------------------------------------------------------------- how the global model moved
+
+
+class Seen(NamedTuple):
+    """The global model as the attacker last saw it: in the last round in which a malicious client took part."""
+
+    rounds: Tensor  # () int64: how many rounds it has seen
+    weights: Tensor  # (d,)
+
+    @staticmethod
+    def nothing(like: Tensor) -> "Seen":
+        return Seen(torch.zeros((), dtype=torch.int64, device=like.device), torch.zeros_like(like))
+
+    def update(self, known: Knowledge) -> Tensor:
+        """How the model moved since then (d,), as an update: divided by the server's learning rate. Zeros before the second round."""
+        moved = (known.model - self.weights) / (1.0 if known.global_lr is None else known.global_lr)
+        return torch.where((self.rounds > 0) & torch.isfinite(moved), moved, 0).to(self.weights.dtype)
+
+    def now(self, known: Knowledge) -> "Seen":
+        return Seen(self.rounds + 1, known.model.clone())
 
 
 # ---------------------------------------------------------------- rows
@@ -194,3 +290,31 @@ def outside(rows: Tensor, frame: Tensor) -> Tensor:
 def check_level(knowledge: str) -> None:
     if knowledge not in get_args(Level):
         raise InputError(f"an attacker's knowledge is full or partial, not {knowledge!r}")
+
+
+def check_choice(what: str, choice: str, choices: Any) -> None:
+    """Refuses what is none of a Literal's values."""
+    known_name(what, choice, get_args(choices))
+
+
+def seen_rows(known: Knowledge, knowledge: Level) -> Tensor:
+    """The updates that an attacker learns from: the honest clients' (n-m, d), or its own (m, d) if it knows or there are no others."""
+    return finite(known.honest if knowledge == "full" and known.n > len(known.own) else known.own)
+
+
+def rms(rows: Tensor) -> Tensor:
+    """The root mean square () of all values; 0 if there are none."""
+    total: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
+    return (total / math.sqrt(max(1, rows.numel()))).to(rows.dtype)
+
+
+def bounded(rows: Tensor) -> Tensor:
+    """The rows with finite values: what left the range of numbers becomes the largest number, NaN becomes 0."""
+    largest = torch.finfo(rows.dtype).max
+    return rows.nan_to_num(0.0, largest, -largest)
+
+
+def cut(rows: Tensor, radius: Tensor | float) -> Tensor:
+    """The rows (n, d), those longer than `radius` shortened to it."""
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
+    return rows * torch.where(norm > radius, radius / norm, 1.0).to(rows.dtype)

@@ -107,8 +107,8 @@ def _record(content: RecordDict, arrays: Arrays | dict[str, Array]) -> None:
 
 
 class _Poisoning:
-    def __init__(self, attack: "Attack") -> None:
-        self.attack, self.asked = attack, False
+    def __init__(self, attack: "Attack", node: int) -> None:
+        self.attack, self.node, self.asked = attack, node, False
 
 
 _poisoning: ContextVar[_Poisoning | None] = ContextVar("poisoning", default=None)
@@ -123,16 +123,20 @@ def poisoned(images: Values, labels: Values, num_classes: int) -> tuple[Values, 
         return images, labels
     import torch
 
+    from fltrust.attacks import MaliciousClient
+    from fltrust.randomness import reseed
+
     now.asked = True
-    changed: Any = now.attack.poison(torch.as_tensor(images), torch.as_tensor(labels), num_classes)
+    client = MaliciousClient(num_classes, now.node, reseed(torch.Generator(), 0, "poison", now.node))
+    changed: Any = now.attack.poison(torch.as_tensor(images), torch.as_tensor(labels), client)
     return changed if isinstance(images, torch.Tensor) else (changed[0].numpy(), changed[1].numpy())
 
 
 @contextmanager
-def _poisons(attack: "Attack") -> Iterator[None]:
+def _poisons(attack: "Attack", node: int) -> Iterator[None]:
     from fltrust.attacks import Attack
 
-    now = _Poisoning(attack)
+    now = _Poisoning(attack, node)
     token = _poisoning.set(now)
     try:
         yield
@@ -169,8 +173,10 @@ def _attack(attack_name: str) -> Callable[[Turn], Message]:
         def vector(arrays: Arrays) -> "Tensor":
             return torch.from_numpy(np.concatenate([arrays[name].ravel() for name in trained]))
 
-        with _poisons(attack):
-            replies = [turn.honest(node) for node in ([turn.node] if attack.independent else range(turn.m))]
+        replies = []
+        for node in [turn.node] if attack.independent else range(turn.m):
+            with _poisons(attack, node):
+                replies.append(turn.honest(node))
         own = torch.stack([vector(_arrays(reply.content)) for reply in replies]) - vector(asked)  # (m, d); (1, d) for an attack alone
         guess = attack.knowledge == "full"
         known = Knowledge(
@@ -181,6 +187,7 @@ def _attack(attack_name: str) -> Callable[[Turn], Message]:
             tolerate=turn.m,
             num_clients=int(turn.context.node_config["num-partitions"]),
             generator=reseed(torch.Generator(), 0, "hostile", turn.t),  # all hostile nodes draw the same noise, and each takes its own row
+            weights=vector(asked),
         )
         row = 0 if attack.independent else turn.node
         reply, sent = replies[row], (vector(asked) + attack.craft(known)[row]).numpy()

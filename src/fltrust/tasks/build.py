@@ -86,6 +86,7 @@ def build_task(
         objective=objective,
         malicious=run.malicious,
         attack=run.attack,
+        seed=run.seed,
         device=device,
         files={**examples.files, **_plugins(run)},
         warnings=examples.warnings,

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from fltrust.attacks.attack import Attack
+from fltrust.attacks.attack import Attack, MaliciousClient, relabelled
 from fltrust.errors import InputError
 from fltrust.models import Model
 from fltrust.objectives import CrossEntropy, Objective
+from fltrust.randomness import reseed
 
 Indices = NDArray[np.int64]
 
@@ -98,6 +99,7 @@ class Task:
         num_classes: int | None = None,
         malicious: int = 0,
         attack: Attack | None = None,
+        seed: int = 0,
         device: str = "cpu",
         files: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
@@ -124,6 +126,8 @@ class Task:
             The first so many clients follow the `attack`.
         attack : Attack or None, default None
             It poisons the malicious clients' examples.
+        seed : int, default 0
+            Of the randomness with which it does so.
         device : str, default "cpu"
             Where the examples and the model are kept: "cpu" or "cuda".
         files : dict or None, default None
@@ -181,7 +185,7 @@ class Task:
             warnings=warnings,
         )
         task._try_model()
-        return task._poisoned(attack)._to(torch.device(device))
+        return task._poisoned(attack, seed)._to(torch.device(device))
 
     def _try_model(self) -> None:
         """Refuses what could not work, before any work."""
@@ -190,6 +194,8 @@ class Task:
             raise InputError("a backdoor has one target class per example: these targets are of another kind")
         if trigger is not None and not 0 <= trigger.target < self.num_classes:
             raise InputError(f"the trigger's target {trigger.target} is none of the {self.num_classes} classes")
+        if self.attack is not None and trigger is None:
+            self.attack.backdoor(self.test_inputs[:2], self.test_targets[:2])
         inputs, targets = self._hardest()
         try:
             outputs = self.model.outputs(self.model.initial_weights, inputs)
@@ -210,6 +216,8 @@ class Task:
             if not isinstance(part, Tensor) or part.shape != (len(targets),):
                 got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
                 raise InputError(f"{name}.{what} must give one number per example, ({len(targets)},), not {got}")
+        if self.attack is not None and self.attack.relabels:
+            relabelled(self.attack, targets, outputs)
 
     def _hardest(self) -> tuple[Tensor, Tensor]:
         """Two examples to try the model on; for tokens one with the largest of all, which an embedding may not have."""
@@ -232,14 +240,15 @@ class Task:
         model = f"{type(self.model.module).__name__} with {self.model.d:,} weights"
         return f"Task({kind} {shape}; {classes}; {clients}; {model}; {self.device})"
 
-    def _poisoned(self, attack: Attack | None) -> "Task":
+    def _poisoned(self, attack: Attack | None, seed: int) -> "Task":
         """The task after the malicious clients changed their own examples: each gets a new place behind the clean ones."""
         inputs, targets, clients = [self.inputs], [self.targets], list(self.clients)
         count = len(self.inputs)
         for i in range(self.malicious if attack else 0):
             assert attack is not None
             own = torch.from_numpy(clients[i])
-            poisoned, flipped = attack.poison(self.inputs[own], self.targets[own], self.num_classes)
+            client = MaliciousClient(self.num_classes, i, reseed(torch.Generator(), seed, "poison", i))
+            poisoned, flipped = attack.poison(self.inputs[own], self.targets[own], client)
             for part, like in ((poisoned, self.inputs), (flipped, self.targets)):
                 if not isinstance(part, Tensor):
                     raise InputError(f"{type(attack).__name__}.poison must return tensors, not a {type(part).__name__}")
