@@ -344,7 +344,7 @@ def test_an_attack_that_needs_the_model_says_so() -> None:
         (lambda: MPAF(factor=math.inf), "positive factor"),
         (lambda: MPAF(base="second"), "unknown base"),  # type: ignore[arg-type]
         (lambda: PoisonedFL(shrink=1.5), "not 8.0, 50, 1.5"),
-        (lambda: FreeRider("nothing"), "unknown what a free rider sends"),  # type: ignore[arg-type]
+        (lambda: FreeRider("nothing"), "unknown row of a free rider"),  # type: ignore[arg-type]
         (lambda: FreeRider(noise=-1.0), "0 or more"),
     ],
 )

@@ -192,10 +192,10 @@ class LabelFlipDynamic(Attack):
     independent = True
 
     def __post_init__(self) -> None:
-        check_choice("to", self.to, Answer)
+        check_choice("label to flip to", self.to, Answer)
 
     def relabel(self, labels: Tensor, outputs: Tensor) -> Tensor:
-        if outputs.shape[:-1] != labels.shape or labels.is_floating_point():
+        if outputs.shape[:-1] != labels.shape or outputs.shape[-1] < 2 or labels.is_floating_point():
             raise InputError("dynamic label flipping needs a model that gives a number for each class, and targets that are classes")
         if self.to == "least-likely":
             return outputs.argmin(-1)

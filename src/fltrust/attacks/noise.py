@@ -97,7 +97,7 @@ class FreeRider(Attack):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choice("what a free rider sends", self.send, Sends)
+        check_choice("row of a free rider", self.send, Sends)
         if not 0 <= self.noise < math.inf:
             raise InputError(f"a free rider's noise must be 0 or more, not {self.noise}")
 
