@@ -106,5 +106,7 @@ class FreeRider(Attack):
 
     def step(self, known: Knowledge, memory: Seen) -> tuple[Tensor, Seen]:
         row = memory.update(known) * (self.send == "last-update")  # (d,)
-        noise = self.noise * rms(row) * known.normal(*known.own.shape)
-        return bounded(row + noise), memory.now(known)
+        rows = row.repeat(len(known.own), 1)
+        if self.noise:
+            rows = bounded(rows + self.noise * rms(row) * known.normal(*rows.shape))
+        return rows, memory.now(known)
