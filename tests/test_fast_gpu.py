@@ -16,7 +16,7 @@ from fltrust.fast import gpu
 from fltrust.fast.cnn_gradients import cnn_gradients
 from fltrust.fast.select import ranked_mean
 from fltrust.fast.shared_gradients import shared_gradients
-from fltrust.models import CNN, Model, ProjectedBlock, ProjectedBlock, ResidualBlock
+from fltrust.models import CNN, Model, ProjectedBlock, ResidualBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = {"float32": 1e-5, "tf32": 5e-2, "float16": 5e-2} if DEVICE == "cuda" else {"float32": 1e-5}
