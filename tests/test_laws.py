@@ -59,8 +59,8 @@ from fltrust.rules import (
 from fltrust.rules.rows import measure
 from fltrust.testing import ATTACK_LAWS, RULE_LAWS, check_attack, check_rule, no_value_decides_what_is_crafted
 
-TOLD = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger, "rule": Median()}  # the last is for rules that hold one
-TOLD: dict[str, Any] = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger}
+# The last is for rules that hold one.
+TOLD: dict[str, Any] = {"tolerate": 2, "trim": 2, "trigger": DATASETS["mnist-0.5"].trigger, "rule": Median()}
 EVERY_RULE: list[Rule] = [built(RULES, name, TOLD) for name in RULES]
 EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
 EVERY_RULE += [MultiKrum(2, keep=3), MultiKrum(2, iterated=True), DnC(2, filter=1.5), DnC(2, rounds=3, coordinates=9)]
