@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fltrust.codec import built_or_absent
 from fltrust.errors import InputError
 from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
 from fltrust.registry import RULES
@@ -106,15 +107,22 @@ def _read(path: Path) -> Run:
     return read_run(path)
 
 
+def _rule(experiment: dict[str, Any]) -> Any:
+    """The rule that a run declares, `Absent` if its plug-in is not here; None if the declaration is damaged."""
+    try:
+        return built_or_absent(RULES, experiment.get("rule"))
+    except InputError:
+        return None
+
+
 def _rule_name(experiment: dict[str, Any]) -> str:
-    rule = experiment.get("rule")
-    return plain(rule.get("name", "?"), 40) if isinstance(rule, dict) else "?"
+    rule = _rule(experiment)
+    return "?" if rule is None else plain(RULES.name_of(rule), 40)
 
 
 def _by_trust(experiment: dict[str, Any]) -> bool:
     """Whether the rule gives shares by trust; of a rule whose plug-in is not here nobody knows."""
-    name = _rule_name(experiment)
-    return name in RULES and RULES[name].scores_trust
+    return bool(getattr(_rule(experiment), "scores_trust", False))
 
 
 def _nodes(path: Path, records: list[dict[str, Any]], *, by_trust: bool) -> dict[int, Node]:
