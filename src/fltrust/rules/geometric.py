@@ -12,6 +12,8 @@ from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
 from fltrust.rules.rows import divisor, sq_distances_of
 
+_TINY = 1e-300  # no distance between rows, of which the longest has length 1, is as small and not 0
+
 
 @RULES.register("geometric-median", label="Geometric median", reference="Pillutla, Kakade, Harchaoui, IEEE TSP 2022")
 @dataclass(frozen=True)
@@ -61,25 +63,23 @@ class GeometricMedian(GramRule):
 
     def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
         distances = sq_distances_of(products)  # (.., n, n)
-        shares = usable.double() / divisor(usable.sum(-1, keepdim=True))
+        away = torch.where(usable, 0, torch.inf).double()  # rows that are not usable are infinitely far away
+        count = usable.sum(-1, keepdim=True)
+        middle = ((count - 1) // 2).clamp(min=0)  # of two in the middle the smaller one
+        shares = usable.double() / divisor(count)
         if self.start == "inner":
-            shares = _pull(_median(torch.where(usable[..., None, :], distances.sqrt(), torch.inf), usable[..., None, :])[..., 0], usable)
+            to_others = (distances.sqrt() + away[..., None, :]).sort(dim=-1).values
+            shares = _pull(to_others.gather(-1, middle[..., None].expand(*usable.shape, 1))[..., 0] + away)
         for _ in range(self.steps):
-            to_rows = (distances @ shares[..., None])[..., 0]  # (.., n): sum_j w_j ||g_i - g_j||^2
-            spread = (shares * to_rows).sum(-1, keepdim=True) / 2
-            distance = torch.where(usable, (to_rows - spread).clamp(min=0).sqrt(), torch.inf)  # ||g_i - z||
-            shares = _pull(distance.maximum(self.smoothing * _median(distance, usable)), usable)
-        return shares
+            to_rows = distances @ shares[..., None]  # (.., n, 1): sum_j w_j ||g_i - g_j||^2
+            spread = shares[..., None, :] @ to_rows  # (.., 1, 1)
+            distance = torch.sub(to_rows, spread, alpha=0.5)[..., 0].clamp(min=0).sqrt() + away  # (.., n): ||g_i - z||
+            nu = self.smoothing * distance.sort(dim=-1).values.gather(-1, middle)
+            shares = _pull(distance.maximum(nu))
+        return torch.where(usable, shares, 0)
 
 
-def _pull(distance: Tensor, usable: Tensor) -> Tensor:
+def _pull(distance: Tensor) -> Tensor:
     """Shares (.., n) in proportion to 1 / distance; those at distance 0 have everything."""
-    nearest = torch.where(usable, distance, torch.inf).amin(-1, keepdim=True)
-    pull = torch.where(usable, torch.where(distance > nearest, nearest / distance, 1), 0)
-    return pull / divisor(pull.sum(-1, keepdim=True))
-
-
-def _median(distances: Tensor, usable: Tensor) -> Tensor:
-    """The median (.., 1) of the usable distances (.., n), of two in the middle the smaller; the others are infinite."""
-    middle = ((usable.sum(-1, keepdim=True) - 1) // 2).clamp(min=0)
-    return distances.sort(dim=-1).values.gather(-1, middle.expand(*distances.shape[:-1], 1))
+    pull = 1 / distance.clamp(min=_TINY)
+    return pull / pull.sum(-1, keepdim=True).clamp(min=_TINY)

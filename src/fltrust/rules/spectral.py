@@ -68,20 +68,13 @@ class DnC(GramRule):
         return _equal_shares(self._kept(products, usable))
 
     def aggregate(self, received: Received) -> Aggregate:
-        if not self.needs_rows:
+        if self.coordinates is None:
             return super().aggregate(received)
         updates = received.updates
         rows = measure(updates)
-        drawn = torch.stack([self._drawn_products(received, rows) for _ in range(self.rounds)])  # (rounds, n, n)
+        drawn = torch.stack([_drawn_products(received, rows, self.coordinates) for _ in range(self.rounds)])  # (rounds, n, n)
         shares = _equal_shares(self._kept(drawn, rows.usable).all(0))
         return Aggregate(combined(updates, rows, shares), shares.to(updates.dtype))
-
-    def _drawn_products(self, received: Received, rows: Rows) -> Tensor:
-        updates = received.updates
-        chance = torch.rand(updates.shape[1], generator=received.generator, device=updates.device)
-        columns = updates.index_select(1, chance.argsort()[: self.coordinates])
-        columns = torch.where(rows.usable[:, None], columns, 0)
-        return inner_products(columns, measure(columns))
 
     def _kept(self, products: Tensor, usable: Tensor) -> Tensor:
         n, drop = products.shape[-1], int(self.filter * self.tolerate + 1e-9)  # 1.1 x 10 is 11
@@ -143,6 +136,15 @@ class CAF(GramRule):
             rest = 1 - outlying / divisor(outlying.amax(-1, keepdim=True))
             weights = torch.where(going_on, weights * torch.where(rest > 1e-9, rest, 0), weights)
         return torch.where(end > 0, best, 0)
+
+
+def _drawn_products(received: Received, rows: Rows, coordinates: int) -> Tensor:
+    """The inner products (n, n) of the rows in some coordinates, drawn without replacement."""
+    updates = received.updates
+    chance = torch.rand(updates.shape[1], generator=received.generator, device=updates.device)
+    columns = updates.index_select(1, chance.topk(min(coordinates, len(chance))).indices)
+    columns = torch.where(rows.usable[:, None], columns, 0)
+    return inner_products(columns, measure(columns))
 
 
 def along_top(matrix: Tensor, squarings: int) -> Tensor:
