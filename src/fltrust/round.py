@@ -51,6 +51,15 @@ class Noise(NamedTuple):
     rule: torch.Generator
 
 
+class Sent(NamedTuple):
+    """What the server has received, and what clients and attacker remember."""
+
+    updates: Tensor  # (n, d)
+    root_update: Tensor | None  # (d,): None where nobody asked for it
+    clients: Memory
+    attack: Memory
+
+
 class Outcome(NamedTuple):
     shares: Tensor | None  # (n,): how much of the global update is each client's
     sent: Tensor | None  # (n, d): what the server received; None where it was not kept
@@ -73,6 +82,11 @@ def first_state(run: Experiment, task: Task, weights: Tensor | None = None) -> S
 
 
 def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: Noise) -> tuple[State, Outcome]:
+    return aggregated(run, task, state, draw, train(run, task, state, draw, m, noise), noise)
+
+
+def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: Noise) -> Sent:
+    """The round up to what the server receives."""
     # Step I: the clients that were drawn receive the global weights (d,).
 
     # Step II: clients and server train from there, each on its own examples.
@@ -100,11 +114,15 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
             global_lr=draw.global_lr,
         )
         sent[:m], attack = attacks.take_step(run.attack, known, state.attack)
+    return Sent(sent, root_update, clients, attack)
 
+
+def aggregated(run: Experiment, task: Task, state: State, draw: Draw, sent: Sent, noise: Noise) -> tuple[State, Outcome]:
+    """The rest of the round: the state after it, and what there is to report."""
     # Step III: the server aggregates what was sent and moves the global model.
     received = Received(
-        updates=sent,
-        root_update=root_update,
+        updates=sent.updates,
+        root_update=sent.root_update,
         sizes=draw.sizes,
         client_ids=draw.client_ids,
         round=draw.round,
@@ -115,7 +133,7 @@ def play_round(run: Experiment, task: Task, state: State, draw: Draw, m: int, no
     )
     aggregate, rule = take_step(run.rule, received, state.rule)
     weights, server, peak = moved(run, state, aggregate.update, draw.global_lr)
-    return State(weights, rule, attack, clients, server), Outcome(aggregate.shares, sent, root_update, peak)
+    return State(weights, rule, sent.attack, sent.clients, server), Outcome(aggregate.shares, sent.updates, sent.root_update, peak)
 
 
 def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int) -> Tensor:

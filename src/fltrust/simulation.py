@@ -12,7 +12,7 @@ from fltrust.experiment import Experiment, per_round
 from fltrust.metrics import evaluate
 from fltrust.randomness import reseed
 from fltrust.record import Record
-from fltrust.round import Draw, Noise, Outcome, first_state, in_chunks, play_round, play_round_in_chunks
+from fltrust.round import Draw, Noise, Outcome, Sent, aggregated, first_state, in_chunks, play_round, play_round_in_chunks, train
 from fltrust.rules import cosines, norms
 from fltrust.state import State, copied, move_into
 from fltrust.tasks.batches import Batch, Batches, Epochs, draw_clients, draw_shifts
@@ -67,7 +67,7 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
     if after and state is None:
         raise InputError(f"a run can only resume after round {after} with the state of that round")
     state = first_state(run, task) if state is None else copied(state, task.device)
-    graphed = task.device.type == "cuda" and not in_chunks(run, run.clients_per_round) and not (run.rule.on_host or run.attack.on_host)
+    graphed = task.device.type == "cuda" and not in_chunks(run, run.clients_per_round) and not run.attack.on_host
     player = _Graphed(run, task, state) if graphed else _Plain(run, task, state)
     for t, clients, draw in _draws(run, task, after):
         m = int((clients < run.malicious).sum())
@@ -182,37 +182,47 @@ class _Plain(_Player):
 
 
 class _Graphed(_Player):
-    """A round as a CUDA graph, captured once for each number m of malicious clients among those drawn."""
+    """A round as a CUDA graph, captured once for each number m of malicious clients among those drawn.
+
+    If the rule computes on the host, the graph ends where the rule begins.
+    """
 
     def __init__(self, run: Experiment, task: Task, state: State) -> None:
         super().__init__(run, task, state)
-        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Draw, Outcome]] = {}
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Draw, Outcome | Sent]] = {}
 
     def play(self, draw: Draw, m: int, t: int) -> Outcome:
         if m not in self._captured:
             self._captured[m] = self._capture(draw, m)
-        graph, inputs, outcome = self._captured[m]
+        graph, inputs, result = self._captured[m]
         _copy_all(inputs, draw)
         self.reseed(t)
         graph.replay()
-        return outcome
+        if isinstance(result, Sent):
+            return self._keep(*aggregated(self.run, self.task, self.state, inputs, result, self.noise))
+        return result
 
-    def _capture(self, draw: Draw, m: int) -> tuple[torch.cuda.CUDAGraph, Draw, Outcome]:
+    def _capture(self, draw: Draw, m: int) -> tuple[torch.cuda.CUDAGraph, Draw, Outcome | Sent]:
         inputs = Draw._make(None if part is None else part.clone() for part in draw)
+        parts = self.run, self.task, self.state, inputs, m, self.noise
+        on_host = self.run.rule.on_host
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries choose and load their kernels before the capture
             for _ in range(2):
-                play_round(self.run, self.task, self.state, inputs, m, self.noise)
+                (train if on_host else play_round)(*parts)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        for generator in self.noise:
+        for generator in self.noise[:1] if on_host else self.noise:
             graph.register_generator_state(generator)
         with torch.cuda.graph(graph):
-            state, outcome = play_round(self.run, self.task, self.state, inputs, m, self.noise)
-            move_into(self.state, state)
-            torch.maximum(self._peak, outcome.peak, out=self._peak)  # NaN wins
-        return graph, inputs, outcome
+            result = train(*parts) if on_host else self._keep(*play_round(*parts))
+        return graph, inputs, result
+
+    def _keep(self, state: State, outcome: Outcome) -> Outcome:
+        move_into(self.state, state)
+        torch.maximum(self._peak, outcome.peak, out=self._peak)  # NaN wins
+        return outcome
 
 
 def _copy_all(targets: Draw, sources: Draw) -> None:

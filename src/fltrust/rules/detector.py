@@ -213,7 +213,7 @@ class FLDetector(PreAggregation):
         who = usable & memory.known[ids]
         if change is None or not bool(who.any()):
             return memory.errors
-        wrong = memory.expected.index_select(0, ids).add_(change).sub_(updates)  # (n, d)
+        wrong = memory.expected[ids].add_(change).sub_(updates)  # (n, d)
         distance = torch.where(who, measure(finite(wrong, updates)).norm, 0)
         distance = distance / divisor(distance.amax())
         error = (distance / divisor(distance.sum()))[who]

@@ -67,7 +67,7 @@ class FoolsGold(Rule):
         rows = measure(updates)
         seen = updates[:, -memory.shape[1] :]
         memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], seen, 0))
-        history = memory.index_select(0, ids)  # (n, d)
+        history = memory[ids]  # (n, d)
         counts = rows.usable & measure(history).usable  # a client whose history has overflowed is out for good
         alike = cosine_matrix(torch.where(counts[:, None], history, 0)).fill_diagonal_(0)  # (n, n)
         most = torch.where(counts, alike.amax(1), -1) + 1e-5  # (n,): v

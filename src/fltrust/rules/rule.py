@@ -135,7 +135,7 @@ class Rule:
     needs_generator: ClassVar[bool] = False  # randomness
     by_coordinate: ClassVar[bool] = False  # has no shares: each coordinate may take another client's value
     scores_trust: ClassVar[bool] = False  # a share of 0 means that the update does not align with the root update
-    on_host: ClassVar[bool] = False  # computes on the CPU, so the round cannot be a CUDA graph
+    on_host: ClassVar[bool] = False  # computes on the CPU, so the round's CUDA graph ends before the rule
     counts_malicious: ClassVar[tuple[str, ...]] = ("tolerate", "trim")  # its parameters that count malicious clients ...
     counts_clients: ClassVar[tuple[str, ...]] = ("keep",)  # ... and those that count clients of any kind
 
