@@ -91,15 +91,12 @@ EVERY_ATTACK += [DBA(TOLD["trigger"], factor=100.0), Neurotoxin(TOLD["trigger"],
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
-@dtypes
 @pytest.mark.parametrize("law", RULE_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
-@pytest.mark.parametrize("path", ["plain", "fast"])
-def test_rules(path: str, rule: Rule, law: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("path", "dtype"), [("plain", torch.float32), ("plain", torch.float64), ("fast", torch.float32)], ids=str)
+def test_rules(path: str, dtype: torch.dtype, rule: Rule, law: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "plain":
         monkeypatch.setattr(rows, "_cpu_kernels", lambda: None)
-    elif dtype == torch.float64:
-        pytest.skip("the kernels are for float32")
     else:
         pytest.importorskip("numba")
     law(rule, dtype)
