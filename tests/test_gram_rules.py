@@ -50,7 +50,7 @@ def multi_krum(rows: Array, f: int, keep: int) -> Array:
     """Blanchard et al. 2017, section 4: the average of the vectors with the best scores."""
     scores = krum_scores_of(list(rows), len(rows) - f - 2)
     best = sorted(range(len(rows)), key=lambda i: (scores[i], i))[:keep]
-    return sum(rows[i] for i in best) / keep
+    return np.asarray(sum(rows[i] for i in best) / keep)
 
 
 def iterated_krum(rows: Array, f: int, leave: int) -> list[int]:
@@ -70,7 +70,7 @@ def weiszfeld(rows: Array, steps: int, smoothing: float) -> Array:
         nu = smoothing * sorted(distances)[(len(rows) - 1) // 2]
         b = [1 / max(nu, distance) for distance in distances]
         z = sum(weight * row for weight, row in zip(b, rows, strict=True)) / sum(b)
-    return z
+    return np.asarray(z)
 
 
 def dnc(rows: Array, drop: int) -> list[int]:
