@@ -109,7 +109,8 @@ class FLDetector(PreAggregation):
 
     The authors remove these clients and train again from the beginning, and their code starts the attack when it starts to look. Here
     training goes on. A client that misses a round is predicted anew from its last prediction; one that is new cannot be judged yet.
-    Predictions hold for clients that train on all their data: small batches make every client unpredictable.
+    Predictions hold for clients that train on all their data: small batches make every client unpredictable. Without an attack, the gap
+    statistic still finds two clusters now and then, and honest clients are left out.
 
     Parameters
     ----------
