@@ -20,6 +20,7 @@ from fltrust.report.repeat import run_command
 from fltrust.rules import (
     ARC,
     NNM,
+    RLR,
     Bucketing,
     BySize,
     CentredClipping,
@@ -28,10 +29,12 @@ from fltrust.rules import (
     FoolsGold,
     Krum,
     Median,
+    MultiKrum,
     NormClipping,
     Received,
     Rule,
     TrimmedMean,
+    ZenoPlusPlus,
     take_step,
 )
 from fltrust.rules.by_size import GRAIN, client_weights
@@ -63,10 +66,9 @@ class Nearness(GramRule):
 
 
 class Rowwise(Nearness):
-    """The same rule by another path: it overrides `aggregate`, so a wrapper must give it the rows themselves."""
+    """The same rule by another path: a wrapper must give it the rows themselves."""
 
-    def aggregate(self, received: Received) -> Any:
-        return super().aggregate(received)
+    needs_rows = True
 
 
 # ---------------------------------------------------------------- references
@@ -401,6 +403,13 @@ def test_names_and_labels() -> None:
     assert RULES.label_of(NNM(Median(), 1)) == "NNM + Median"
     assert RULES.name_of(NormClipping()) == "norm-clipping"
     assert RULES.name_of(NormClipping(FedAvg())) == "norm-clipping+fedavg"
+
+
+def test_counts_of_clients_are_scaled() -> None:
+    assert BySize(MultiKrum(1, keep=3), most=2.0).within == MultiKrum(8, keep=12)
+    assert BySize(MultiKrum(1), most=1.0).within == MultiKrum(4)
+    assert BySize(RLR(threshold=4)).within == RLR(threshold=16)
+    assert BySize(ZenoPlusPlus(threshold=0.5)).within == ZenoPlusPlus(threshold=0.5)  # no count
 
 
 def test_parameters_of_the_rule_within_are_set() -> None:

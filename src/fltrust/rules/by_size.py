@@ -26,8 +26,9 @@ class BySize(PreAggregation):
     steps of a quarter of the average client.
 
     Sizes are what clients claim. Whatever a client claims, it counts at most as `most` average clients. So that f clients at that bound are
-    still tolerated, the rule's `tolerate` and `trim` become f * round(4 most). Sizes that are negative, NaN or infinite count as 0. Without
-    sizes, all weights are 1. A rule that remembers each client cannot stand within: it would take copies for clients that collude.
+    still tolerated, the rule's `tolerate` and `trim` become f * round(4 most); those that count all clients become 4 times as many.
+    Sizes that are negative, NaN or infinite count as 0. Without sizes, all weights are 1. A rule that remembers each client cannot stand
+    within: it would take copies for clients that collude.
 
     Parameters
     ----------
@@ -107,14 +108,14 @@ def _copies_of(most: float) -> int:
 
 def _scaled(rule: Rule, copies: int) -> Rule:
     """The rule for copies of clients: what it counts in clients is counted in rows, malicious clients at the largest number of copies."""
-    changes: dict[str, int | Rule] = {}
+    changes: dict[str, float | Rule] = {}
     for part in fields(rule):
         value = getattr(rule, part.name)
         if isinstance(value, Rule):
             changes[part.name] = _scaled(value, copies)
-        elif isinstance(value, int) and part.name in rule.counts_malicious:
+        elif isinstance(value, int | float) and part.name in rule.counts_malicious:
             changes[part.name] = value * copies
-        elif isinstance(value, int) and part.name in rule.counts_clients:
+        elif isinstance(value, int | float) and part.name in rule.counts_clients:
             changes[part.name] = value * GRAIN
     return replace(rule, **changes)
 

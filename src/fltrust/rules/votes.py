@@ -41,6 +41,7 @@ class RLR(Rule):
     by_size: bool = True
 
     by_coordinate = True
+    counts_clients = ("threshold",)
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold < float("inf"):
