@@ -14,8 +14,16 @@ from torch import nn
 
 from fltrust.attacks import Attack, Trigger
 from fltrust.codec import built
-from fltrust.registry import ATTACKS
+from fltrust.registry import ATTACKS, RULES
+from fltrust.rules import Median, Rule
 from fltrust.tasks.task import Task
+
+
+def rule_of(name: str, tolerate: int = 1) -> Rule:
+    """A registered rule with what it must be told: whom to tolerate (nobody, for Bulyan among few), and the rule within it."""
+    tolerate = 0 if name == "bulyan" else tolerate
+    rule: Rule = built(RULES, name, {"tolerate": tolerate, "trim": tolerate, "rule": Median()})
+    return rule
 
 
 def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | None = None, seed: int = 0, side: int = 0) -> Task:

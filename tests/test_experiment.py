@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import rule_of
 
 from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
 from fltrust.codec import read_toml
@@ -56,7 +57,7 @@ BACKDOORS = ("scaling", "dba", "neurotoxin")
 def every_experiment() -> list[Experiment]:
     """Every rule under every attack on every data set; a backdoor only where the data have a trigger."""
     return [
-        Experiment.on(dataset, rule, attack)
+        Experiment.on(dataset, rule_of(rule), attack)
         for dataset in DATASETS
         for rule in RULES
         for attack in ATTACKS

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small_attack, small_task
+from conftest import rule_of, small_attack, small_task
 from torch import Tensor, nn
 
 from fltrust.attacks import ATTACKS, Attack, Knowledge, LabelFlip, NoAttack, Scaling, Trigger, TrimAttack
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.round import Draw, Noise, first_state, in_chunks, play_round
-from fltrust.rules import RULES, FedAvg, FLTrust, Krum, Median, TrimmedMean
+from fltrust.rules import RULES, FedAvg, FLTrust, Krum, Median
 from fltrust.simulation import _draws, simulate
 from fltrust.state import State
 from fltrust.tasks.build import build_task
@@ -72,9 +72,7 @@ def test_three_rounds_equal_the_one_file_example(one_file: ModuleType, malicious
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_under_every_attack(rule: str, attack: str) -> None:
     made = small_attack(attack)
-    kind = RULES[rule]
-    aggregate = kind(1) if kind in (Krum, TrimmedMean) else kind()
-    run = small_run(rule=aggregate, attack=made, malicious=1, rounds=2)
+    run = small_run(rule=rule_of(rule), attack=made, malicious=1, rounds=2)
     records = list(simulate(run, small_task(malicious=1, attack=made, side=6 if attack == "edge-case" else 0)))
     assert [record.round for record in records] == [1, 2]
     last = records[-1]
@@ -88,7 +86,7 @@ def test_every_rule_under_every_attack(rule: str, attack: str) -> None:
     assert last.norm is not None
     assert len(last.norm) == 6
     assert (last.cosine is not None) == run.needs_root
-    assert (last.shares is None) == (rule in ("trim-mean", "median"))
+    assert (last.shares is None) == run.rule.by_coordinate
 
 
 @pytest.mark.parametrize(
