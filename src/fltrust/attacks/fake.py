@@ -34,7 +34,7 @@ class MPAF(Attack):
     Parameters
     ----------
     factor : float, default 1000000.0
-        lambda.
+        lambda. We could not check the paper's value. PoisonedFL's release has this attack with a default of 100,000.
     base : "random" or "first", default "random"
         w_base is drawn, or it is the first global model that is seen, as in PoisonedFL's release.
 
