@@ -200,23 +200,11 @@ def reproduce(
 
     [bold]fltrust reproduce methods root-bias --dataset har --seeds 5 --jobs 2[/bold]
     """
+    from fltrust.cli.many import How
     from fltrust.cli.reproduce import reproduce as reproduce_all
 
-    reproduce_all(
-        names or [],
-        only_datasets=dataset or [],
-        only_attacks=attack or [],
-        only_rules=rule or [],
-        seeds=seeds,
-        device=device,
-        precision=precision,
-        jobs=jobs,
-        ray=ray,
-        data_dir=data_dir,
-        plugins=plugin or [],
-        out=out,
-        dry_run=dry_run,
-    )
+    how = How(device, precision, jobs, ray, data_dir, plugin or [], out, dry_run)
+    reproduce_all(names or [], only_datasets=dataset or [], only_attacks=attack or [], only_rules=rule or [], seeds=seeds, how=how)
 
 
 @app.command()

@@ -1,0 +1,179 @@
+"""Many runs, as `fltrust reproduce` and `fltrust league` do them: what is missing is planned, run, written and printed."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fltrust import datasets
+from fltrust.cli.run import chosen_device
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, Precision
+from fltrust.paper.plan import estimate
+from fltrust.registry import DATASETS, known, load_plugin
+from fltrust.report.words import duration
+from fltrust.running.pool import Event, Finished, Reached, execute, forget
+from fltrust.running.sinks import describe
+from fltrust.store import results
+from fltrust.store.files import hardware, lock
+from fltrust.store.results import Result, Results
+
+WORK = ".unfinished"  # in the folder of the results: what an interrupted run resumes from
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and how runs are done: the options that both commands have."""
+
+    device: str
+    precision: str | None
+    jobs: int
+    ray: str | None
+    data_dir: str | None
+    plugins: Sequence[Path]
+    out: Path
+    dry_run: bool
+
+    def prepare(self, seeds: int) -> None:
+        """Loads the plug-ins and refuses what makes no sense."""
+        for plugin in self.plugins:
+            load_plugin(plugin)
+        if self.precision is not None:
+            known("precision", self.precision, get_args(Precision))
+        known("device", self.device, ("auto", "cpu", "cuda"))
+        for what, number in (("--seeds", seeds), ("--jobs", self.jobs)):
+            if number < 1:
+                raise InputError(f"{what} must be at least 1, not {number}")
+
+    @property
+    def arithmetic(self) -> Precision:
+        return cast(Precision, self.precision) if self.precision else "float32"
+
+    def done(self) -> Results:
+        return results.read(self.out) if self.out.is_dir() else Results()
+
+    def answered(self, run: Experiment, done: Results) -> bool:
+        """Whoever names no arithmetic is content with any that was used."""
+        return done.done(run) if self.precision else done.of(run) is not None
+
+
+def work_through(
+    screen: Console,
+    runs: Sequence[Experiment],
+    how: How,
+    done: Results,
+    *,
+    parts: Mapping[tuple[str, str], Sequence[Experiment]],
+    line: Callable[[Result], str],
+) -> bool:
+    """Does the runs that are missing, in their order, and adds them to `done`. Returns whether all of them are there now.
+
+    `parts` are the lines of the plan: name and title, and its runs. `line` says what a result shows. Called with `--dry-run`, it only says
+    what it would do.
+    """
+    left = [run for run in runs if not how.answered(run, done)]
+    here = "" if how.ray else hardware(chosen_device(how.device, how.arithmetic))  # of a cluster nothing is known beforehand
+    if how.dry_run:
+        _show_plan(screen, parts, how, done, here)
+    took = f"; {_time(left, done, here, how.jobs)}" if left else ""
+    screen.print(f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
+    counts = Counter(run.dataset for run in left)
+    lacking = {} if how.ray else {name: why for name in counts if (why := _missing(name, how.data_dir))}  # a cluster has its own disks
+    if lacking and len(lacking) == len(counts) and not how.dry_run:
+        raise InputError("; ".join(lacking.values()))
+    for name, why in lacking.items():
+        screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if how.dry_run:
+        return True
+    work = how.out / WORK
+    with closing(lock(work)):  # two programs in one folder would do the same runs twice
+        for run in runs:
+            if how.answered(run, done):  # its result was written, but the program killed before it could tidy up
+                forget(run, work)
+        return not left or _do(screen, left, lacking, how, done, line)
+
+
+def _missing(name: str, data_dir: str | None) -> str | None:
+    """A user's own data are found, or not, when they are loaded."""
+    return datasets.missing(name, data_dir) if name in DATASETS else None
+
+
+def _do(
+    screen: Console, left: list[Experiment], lacking: dict[str, str], how: How, done: Results, line: Callable[[Result], str]
+) -> bool:
+    possible = [run for run in left if run.dataset not in lacking]
+    if how.ray is None:
+        device = chosen_device(how.device, how.arithmetic)
+        events = execute(possible, how.out / WORK, jobs=how.jobs, device=device, data_dir=how.data_dir, plugins=how.plugins)
+    else:
+        from fltrust.running import cluster
+
+        events = cluster.execute(possible, how.ray, device=how.device, jobs=how.jobs, data_dir=how.data_dir, plugins=how.plugins)
+    failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}
+    failed |= _follow(screen, events, possible, how, done, line)
+    if failed:
+        for reason, times in Counter(failed.values()).items():
+            first = next(run for run, why in failed.items() if why == reason)
+            others = "" if times == 1 else f", and {times - 1} more"
+            screen.print(f"failed: {describe(first)}{others}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+        screen.print(f"{len(left) - len(failed)} runs finished, {len(failed)} failed; the same command tries them again", highlight=False)
+        return False
+    screen.print(f"all {len(left)} runs finished; see them with: fltrust report {how.out}", highlight=False, markup=False, soft_wrap=True)
+    return True
+
+
+def _follow(
+    screen: Console, events: Iterator[Event], left: Collection[Experiment], how: How, done: Results, line: Callable[[Result], str]
+) -> dict[Experiment, str]:
+    """Writes every result the moment it comes, and says so. Returns the runs that failed, and why."""
+    failed: dict[Experiment, str] = {}
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress, closing(events):  # type: ignore[type-var]
+        bar = progress.add_task("", total=len(left), news="")
+        for event in events:
+            if isinstance(event, Reached):
+                progress.update(bar, news=f"{describe(event.run)}: round {event.round} of {event.run.rounds}")
+                continue
+            if isinstance(event, Finished):
+                results.write(event.result, how.out)
+                done.add(event.result)
+                forget(event.run, how.out / WORK)
+                screen.print(line(event.result), highlight=False, markup=False, soft_wrap=True)
+            else:
+                failed[event.run] = event.reason
+                screen.print(f"failed: {describe(event.run)}: {event.reason}", highlight=False, markup=False, soft_wrap=True)
+            progress.advance(bar)
+    return failed
+
+
+def _show_plan(screen: Console, parts: Mapping[tuple[str, str], Sequence[Experiment]], how: How, done: Results, here: str) -> None:
+    table = Table("name", "what", box=None, header_style="bold")
+    for title in ("runs", "done", "to do", "one after the other"):
+        table.add_column(title, justify="right")
+    for (name, what), runs in parts.items():
+        left = [run for run in runs if not how.answered(run, done)]
+        time = _time(left, done, here, 1) if left else ""
+        table.add_row(name, what, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
+    screen.print(table)
+    screen.print("A run that stands in several of them is done once.", style="dim")
+
+
+def _time(left: Sequence[Experiment], done: Results, here: str, jobs: int) -> str:
+    seconds, unknown = estimate(left, done, here)
+    if unknown == len(left):
+        return "time unknown"  # no such run was made on this hardware yet
+    return f"about {duration(seconds / jobs)}" + (f", {unknown} unknown" if unknown else "")
+
+
+def numbers(error: float, success: float | None, digits: int = 3) -> str:
+    return f"{error:.{digits}f}" + ("" if success is None else f" / {success:.{digits}f}")
+
+
+def seconds(result: Result) -> str:
+    return "" if result.seconds is None else f"  {result.seconds:.1f} s"
