@@ -78,6 +78,22 @@ Plugins = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is one.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of the data files (default: $FLTRUST_DATA, or your cache folder).")]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster). "
+        "If given, runs of lower precision are run again.",
+    ),
+]
+Jobs = Annotated[
+    int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU. With --ray: on each GPU.")
+]
+Ray = Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")]
+Out = Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say how many runs there are, how long they might take, what data is missing.")
+]
 
 
 @app.command(name="list")
@@ -172,23 +188,13 @@ def reproduce(
     rule: Annotated[list[str] | None, typer.Option(help="Only this rule; may be given several times.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
     device: Device = "auto",
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster). "
-            "If given, runs of lower precision are run again."
-        ),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU. With --ray: on each GPU.")
-    ] = 1,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")] = None,
+    precision: PrecisionOption = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
     data_dir: DataDir = None,
     plugin: Plugins = None,
-    out: Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")] = Path("results"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say how many runs there are, how long they might take, what data is missing.")
-    ] = False,
+    out: Out = Path("results"),
+    dry_run: DryRun = False,
 ) -> None:
     """Run the paper's tables and figures, those runs that are not done yet, and print each number beside the paper's.
 
@@ -205,6 +211,62 @@ def reproduce(
 
     how = How(device, precision, jobs, ray, data_dir, plugin or [], out, dry_run)
     reproduce_all(names or [], only_datasets=dataset or [], only_attacks=attack or [], only_rules=rule or [], seeds=seeds, how=how)
+
+
+@app.command()
+def league(
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this rule, also one that is not in the league: your own, or 'nnm+krum'. May be given several times."),
+    ] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack, also your own; may be given several times.")] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this data set; may be given several times (default: mnist-0.5, fashion-mnist, har, cifar-10)."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="Run nothing; print the table of what there is as csv, latex or md.")] = None,
+    device: Device = "auto",
+    precision: PrecisionOption = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    plugin: Plugins = None,
+    out: Out = Path("results"),
+    dry_run: DryRun = False,
+) -> None:
+    """Does a defence hold? Run every rule against every attack, those runs that are not done yet, and print the worst attack on each rule.
+
+    If interrupted, the same command resumes. A run that fails stops no other.
+
+    Examples:
+
+    [bold]fltrust league --dry-run[/bold]
+
+    [bold]fltrust league --plugin my_rule.py --rule my-rule --dataset mnist-0.5 --jobs 2[/bold]
+
+    [bold]fltrust league --rule krum --rule nnm+krum --dataset mnist-5k --rounds 200[/bold]
+
+    [bold]fltrust league --dataset mnist-0.5 --seeds 3 --device cuda --precision float16 --jobs 8[/bold]
+
+    [bold]fltrust league --dataset har --format latex > table.tex[/bold]
+    """
+    from fltrust.cli.league import league as run_league
+    from fltrust.cli.many import How
+
+    run_league(
+        only_datasets=dataset or [],
+        only_rules=rule or [],
+        only_attacks=attack or [],
+        seeds=seeds,
+        rounds=rounds,
+        format=format,
+        how=How(device, precision, jobs, ray, data_dir, plugin or [], out, dry_run),
+    )
 
 
 @app.command()

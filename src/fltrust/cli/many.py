@@ -104,9 +104,7 @@ def _missing(name: str, data_dir: str | None) -> str | None:
     return datasets.missing(name, data_dir) if name in DATASETS else None
 
 
-def _do(
-    screen: Console, left: list[Experiment], lacking: dict[str, str], how: How, done: Results, line: Callable[[Result], str]
-) -> bool:
+def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: How, done: Results, line: Callable[[Result], str]) -> bool:
     possible = [run for run in left if run.dataset not in lacking]
     if how.ray is None:
         device = chosen_device(how.device, how.arithmetic)

@@ -38,7 +38,9 @@ def reproduce(
     exhibits = [EXHIBITS[name] for name in names] or list(EXHIBITS.values())
 
     def planned(some: Iterable[Exhibit]) -> list[Experiment]:
-        return plan(some, seeds=seeds, precision=how.arithmetic, only_datasets=only_datasets, only_attacks=only_attacks, only_rules=only_rules)
+        return plan(
+            some, seeds=seeds, precision=how.arithmetic, only_datasets=only_datasets, only_attacks=only_attacks, only_rules=only_rules
+        )
 
     runs = planned(exhibits)
     if not runs:

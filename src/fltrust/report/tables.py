@@ -38,7 +38,7 @@ def _curves(exhibit: Exhibit, page: Grid) -> Written:
 
     def cell(results: Sequence[Result], t: int) -> str:
         at = [dict(zip(one.rounds, one.train_error, strict=True)) for one in results]
-        return _ours(Number(tuple(curve[t] for curve in at), None, 0.0)) if all(t in curve for curve in at) else ""
+        return mean_and_spread(Number(tuple(curve[t] for curve in at), None, 0.0)) if all(t in curve for curve in at) else ""
 
     evaluated = sorted({t for results in ran.values() for one in results for t in one.rounds})
     rows = [[f"{t:,}", *(cell(results, t) for results in ran.values())] for t in evaluated[:: -max(1, len(evaluated) // 5)][::-1]]
@@ -81,20 +81,24 @@ def _cell(one: Judged, alike: bool) -> str:
     paper = f" ({printed(one.cell)})" if one.cell.paper else ""
     if not one.results:
         return one.missing + paper
-    ours = _ours(one.error) + (f" / {_ours(one.success)}" if one.success and one.success.ours else "")
+    ours = mean_and_spread(one.error) + (f" / {mean_and_spread(one.success)}" if one.success and one.success.ours else "")
     return ours + paper + ("" if alike else f", n = {len(one.results)}")
 
 
-def _ours(number: Number) -> str:
+def mean_and_spread(number: Number) -> str:
     return f"{number.mean:.3f}" + (f" ± {number.spread:.3f}" if len(number.ours) > 1 else "")
 
 
 def markdown(exhibit: Exhibit, judged: Sequence[Judged]) -> str:
+    return as_markdown(written(exhibit, judged))
+
+
+def as_markdown(tables: Sequence[Written]) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(_plain_markdown(cell) for cell in cells) + " |\n"
 
     text = ""
-    for table in written(exhibit, judged):
+    for table in tables:
         text += (
             f"## {_plain_markdown(table.title)}\n\n"
             + line(table.head)
@@ -114,13 +118,17 @@ def _plain_markdown(text: str) -> str:
 
 
 def latex(exhibit: Exhibit, judged: Sequence[Judged]) -> str:
+    return as_latex(written(exhibit, judged))
+
+
+def as_latex(tables: Sequence[Written]) -> str:
     r"""Needs \usepackage{booktabs} and \usepackage{graphicx}; a table that is too wide for the page shrinks to it."""
 
     def line(cells: Sequence[str]) -> str:
         return "  " + " & ".join(_plain_latex(cell) for cell in cells) + r" \\" + "\n"
 
     text = "% \\usepackage{booktabs,graphicx}\n"
-    for table in written(exhibit, judged):
+    for table in tables:
         columns = "l" * table.words + "r" * (len(table.head) - table.words)
         text += "\n\\begin{table*}\n\\centering\\small\n\\caption{" + _plain_latex(f"{table.title}. {table.caption}") + "}\n"
         text += "\\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%\n"
@@ -136,6 +144,7 @@ _LATEX = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "≥": r"$\geq$",
     "\N{MINUS SIGN}": "$-$",
     **{special: "\\" + special for special in "&%$#_"},
 }
