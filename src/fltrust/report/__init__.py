@@ -10,6 +10,7 @@ from fltrust.errors import InputError
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.report.agreement import Judged, judge
 from fltrust.report.layout import side_by_side
+from fltrust.report.standings import Standings, league
 from fltrust.store import results
 from fltrust.store.files import replace
 from fltrust.store.results import Curves, Result, Results
@@ -36,7 +37,9 @@ def build(sources: Sequence[Path], out: Path) -> Report:
     if not any(runs.values()) and len(sources) == 1:
         found = _read(sources[0])
         judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
-        return Report(_write(_files(page.reproduction_page(judged, found), judged, found), out), judged)
+        tables = league(found)
+        written = _files(page.reproduction_page(judged, found, tables), judged, found) | _league_files(tables)
+        return Report(_write(written, out), judged)
     for source, inside in runs.items():
         if not inside:
             raise InputError(f"{source} is no run directory and holds none: name run directories only, or one folder of results")
@@ -68,6 +71,13 @@ def _files(index: str, judged: dict[Exhibit, list[Judged]], found: Results) -> d
             raise InputError("the figures of a report need matplotlib: pip install 'fltrust[report]'") from problem
         pictures = figures.draw(judged, found)
     return {name: text.encode(errors="replace") for name, text in texts.items()} | pictures
+
+
+def _league_files(tables: Sequence[Standings]) -> dict[str, bytes]:
+    from fltrust.report import league_text
+
+    ending = {"latex": "tex"}
+    return {f"tables/league.{ending.get(name, name)}": text(tables).encode() for name, text in league_text.FORMATS.items()}
 
 
 def _read(folder: Path) -> Results:

@@ -35,7 +35,7 @@
   // ---------------------------------------------------------------- sorting
 
   for (const table of document.querySelectorAll("table")) {
-    const heads = [...table.tHead.rows[0].cells];
+    const heads = [...[...table.tHead.rows].at(-1).cells]; // above them may stand groups of columns
     heads.forEach((head, column) => {
       head.querySelector("button")?.addEventListener("click", () => {
         const down = head.getAttribute("aria-sort") === "ascending";
@@ -51,6 +51,38 @@
         table.tBodies[0].append(...rows);
       });
     });
+  }
+
+  // ---------------------------------------------------------------- the league's filters
+
+  for (const league of document.querySelectorAll("[data-league]")) {
+    const [rules, attacks] = league.querySelectorAll("input");
+    const wanted = (input, names) => {
+      const asked = input.value.toLowerCase().split(",").map((one) => one.trim()).filter(Boolean);
+      return !asked.length || asked.some((one) => names.includes(one));
+    };
+    const filter = () => {
+      let found = true;
+      for (const table of league.querySelectorAll("table")) {
+        const [groups, heads] = table.tHead.rows;
+        const shown = [...heads.cells].map((head) => !head.dataset.names || wanted(attacks, head.dataset.names));
+        const rows = [...table.tBodies[0].rows];
+        for (const row of [heads, ...rows]) [...row.cells].forEach((cell, i) => (cell.hidden = !shown[i]));
+        for (const row of rows) row.hidden = !wanted(rules, row.dataset.names);
+        let first = 0;
+        for (const group of groups.cells) {
+          const span = Number(group.dataset.span);
+          const left = shown.slice(first, first + span).filter(Boolean).length;
+          group.hidden = !left;
+          group.colSpan = left || 1;
+          first += span;
+        }
+        if (!table.closest("[hidden]")) found = rows.some((row) => !row.hidden) && [...heads.cells].some((head) => head.dataset.names && !head.hidden);
+      }
+      league.querySelector(".nothing").hidden = found;
+    };
+    for (const input of [rules, attacks]) input.addEventListener("input", filter);
+    for (const tab of league.querySelectorAll("[role=tab]")) tab.addEventListener("click", filter);
   }
 
   // ---------------------------------------------------------------- the runs of a cell
@@ -119,7 +151,7 @@
     const runs = cell.runs.map((place) => data.runs[place]);
     host.append(...cell.says.map((sentence) => make("p", { class: "says" }, sentence)));
     if (!runs.length) {
-      host.append(command("To run it:", cell.again));
+      if (cell.again) host.append(command("To run it:", cell.again));
       return;
     }
     host.append(facts(runs));

@@ -16,9 +16,11 @@ from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
 from fltrust.report.embed import Embedded
 from fltrust.report.layout import grids, telling
+from fltrust.report.league import league_section
 from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag, text_of
 from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
+from fltrust.report.standings import Standings
 from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
 from fltrust.store.results import Curves, Federation, Result, Results, first_seed
 from fltrust.version import __version__
@@ -27,9 +29,12 @@ EXACT = ATTACK_NAMES["optimal-adaptive"]
 PRINTED = ("methods", "variants", "root-bias")  # the paper's own tables, whose numbers can be compared one by one
 
 
-def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results) -> str:
+def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results, tables: Sequence[Standings] = ()) -> str:
+    """The paper's tables and figures beside its numbers, and the league if it is given."""
     embedded = Embedded()
     sections: list[tuple[str, str, Element]] = []  # id, short name, content
+    if tables:
+        sections.append(("league", "League", league_section(embedded, tables)))
     if shown := telling(judged):
         sections.append(("trust", "Trust", trust_section(embedded, shown)))
     for exhibit, cells in judged.items():
@@ -38,10 +43,11 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results) -> 
     if pairs:
         sections.append(("arithmetic", "Arithmetic", arithmetic_section(embedded, pairs)))
     in_tables = {result.run.key for cells in judged.values() for one in cells for result in one.results}
+    in_tables |= {result.run.key for table in tables for result in table.results}
     in_pairs = {one.run.key for pair in pairs for one in pair}
     if others := [one for one in results.all() if one.run.key not in in_tables | in_pairs]:
         sections.append(("others", "Other runs", run_list(embedded, "Other runs", "They stand in no table or figure.", others)))
-    header = tag("header", *_masthead(results), _facts(judged, results), _legend(), _overview(judged))
+    header = tag("header", *_masthead(bool(tables)), _facts(judged, results), _legend(), _overview(judged, tables))
     return _html("FLTrust, reproduced", header, sections, embedded)
 
 
@@ -112,7 +118,7 @@ def _colours() -> str:
 # ---------------------------------------------------------------- the first screen
 
 
-def _masthead(results: Results) -> list[Element]:
+def _masthead(league: bool) -> list[Element]:
     return [
         tag("p", "A reproduction", class_="kicker"),
         tag("h1", "FLTrust, reproduced"),
@@ -121,7 +127,9 @@ def _masthead(results: Results) -> list[Element]:
             "Every table and figure of ",
             tag("em", "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping"),
             " (Cao, Fang, Liu and Gong, NDSS 2021), run again and set beside the numbers that the paper prints. "
-            "Click on any number to see its runs: every seed, the error over the rounds, and whom the server trusted.",
+            "Click on any number to see its runs: every seed, the error over the rounds, and whom the server trusted. ",
+            tag("a", "The league table", href="#league") if league else None,
+            " sets every rule against every attack." if league else None,
             class_="lede",
         ),
     ]
@@ -219,9 +227,13 @@ def _legend() -> Element:
     )
 
 
-def _overview(judged: dict[Exhibit, list[Judged]]) -> Element:
+def _overview(judged: dict[Exhibit, list[Judged]], tables: Sequence[Standings]) -> Element:
     """How much of each table and figure ran and agrees, as a bar to click on."""
     rows = []
+    if tables:
+        possible, ran = sum(table.possible for table in tables), sum(len(table.counts) for table in tables)
+        said = f"{ran} of {possible} ran"
+        rows.append(_line("league", "League table: every rule against every attack", {"no-number": ran, "not-run": possible - ran}, [said]))
     for exhibit, cells in judged.items():
         count = tally(cells)
         parts = {
@@ -233,12 +245,16 @@ def _overview(judged: dict[Exhibit, list[Judged]]) -> Element:
         said = [f"{count.ran} of {count.cells} ran"]
         said += [f"{count.agree} of {count.compared} agree"] if count.compared else []
         said += [f"backdoor {count.success_agree} of {count.success_compared}"] if count.success_compared else []
-        link = tag(
-            "a",
-            tag("span", exhibit.title, class_="what"),
-            tag("span", *(tag("i", class_=kind, style=f"flex:{many}") for kind, many in parts.items() if many), class_="bar"),
-            tag("span", ", ".join(said), class_="how-many"),
-            href=f"#{exhibit.name}",
-        )
-        rows.append(tag("li", link))
+        rows.append(_line(exhibit.name, exhibit.title, parts, said))
     return tag("ol", *rows, class_="overview")
+
+
+def _line(place: str, title: str, parts: dict[str, int], said: Sequence[str]) -> Element:
+    link = tag(
+        "a",
+        tag("span", title, class_="what"),
+        tag("span", *(tag("i", class_=kind, style=f"flex:{many}") for kind, many in parts.items() if many), class_="bar"),
+        tag("span", ", ".join(said), class_="how-many"),
+        href=f"#{place}",
+    )
+    return tag("li", link)

@@ -3,11 +3,12 @@
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import PARTS, Experiment, from_dict
+from fltrust.league import Cell as LeagueCell
 from fltrust.options import words
 from fltrust.paper import Cell, Exhibit
 from fltrust.registry import ATTACKS, DATASETS, RULES
@@ -71,11 +72,20 @@ def _toml(value: Any) -> str:
 
 def reproduce_command(exhibit: Exhibit, cell: Cell, results: tuple[Result, ...]) -> str:
     """`fltrust reproduce ...` with this cell's seeds and arithmetic; it may run the cell's neighbours too."""
-    run = cell.run
+    names = [cell.run.dataset, RULES.name_of(cell.run.rule), ATTACKS.name_of(cell.run.attack)]
+    return _runs_command(["fltrust", "reproduce", exhibit.name], names, results)
+
+
+def league_command(cell: LeagueCell, results: tuple[Result, ...]) -> str:
+    """`fltrust league ...` of this cell alone."""
+    return _runs_command(["fltrust", "league"], [cell.dataset, cell.row.name, cell.column.name], results)
+
+
+def _runs_command(command: list[str], names: Sequence[str], results: tuple[Result, ...]) -> str:
     seeds = max((result.run.seed for result in results), default=0) + 1
     precisions = {result.run.precision for result in results} - {"float32"}
-    command = ["fltrust", "reproduce", exhibit.name, "--dataset", run.dataset, "--rule", RULES.name_of(run.rule)]
-    command += ["--attack", ATTACKS.name_of(run.attack)]
+    for option, name in zip(("--dataset", "--rule", "--attack"), names, strict=True):
+        command += [option, name]
     command += ["--seeds", str(seeds)] if seeds > 1 else []
     command += ["--precision", precisions.pop()] if len(precisions) == 1 else []
     return shlex.join(command)

@@ -43,7 +43,7 @@ def trust_section(embedded: Embedded, shown: dict[str, list[tuple[str, Result]]]
 def exhibit_section(embedded: Embedded, exhibit: Exhibit, cells: list[Judged], results: Results) -> Element:
     pages = grids(exhibit, cells)
     write = _list if better_listed(exhibit, pages) else _grid
-    numbers = _tabs(exhibit.name, pages, [write(embedded, exhibit, page) for page in pages])
+    numbers = _pages(exhibit.name, pages, [write(embedded, exhibit, page) for page in pages])
     paper = tag("span", "What the paper says", class_="says-paper") if exhibit.of_paper else None
     section = tag("section", tag("h2", exhibit.title), tag("p", paper, exhibit.claim, class_="claim"))
     if exhibit.kind == "table":
@@ -61,20 +61,29 @@ def exhibit_section(embedded: Embedded, exhibit: Exhibit, cells: list[Judged], r
     return section
 
 
-def _tabs(place: str, pages: Sequence[Grid], contents: Sequence[Element]) -> Element:
-    if len(pages) == 1:
-        return contents[0]
-    buttons, parts = [], []
-    for i, (page, content) in enumerate(zip(pages, contents, strict=True)):
+def _pages(place: str, pages: Sequence[Grid], contents: Sequence[Element]) -> Element:
+    shown = []
+    for page, content in zip(pages, contents, strict=True):
         count = tally(page.cells)
-        agree = tag("small", f" {count.agree}/{count.compared}", title="cells that agree, of those compared") if count.compared else None
-        buttons.append(tag("button", page.page, agree, type="button", role="tab", id=f"{place}-tab-{i}", aria_controls=f"{place}-{i}"))
-        parts.append(tag("div", tag("h3", page.page), content, role="tabpanel", id=f"{place}-{i}", aria_labelledby=f"{place}-tab-{i}"))
+        agree = f" {count.agree}/{count.compared}" if count.compared else ""
+        shown.append((page.page, agree, "cells that agree, of those compared", content))
+    return tabs(place, shown)
+
+
+def tabs(place: str, pages: Sequence[tuple[str, str, str, Element]]) -> Element:
+    """One page at a time, each with its name, a small number and what that counts."""
+    if len(pages) == 1:
+        return pages[0][-1]
+    buttons, parts = [], []
+    for i, (page, small, title, content) in enumerate(pages):
+        count = tag("small", small, title=title) if small else None
+        buttons.append(tag("button", page, count, type="button", role="tab", id=f"{place}-tab-{i}", aria_controls=f"{place}-{i}"))
+        parts.append(tag("div", tag("h3", page), content, role="tabpanel", id=f"{place}-{i}", aria_labelledby=f"{place}-tab-{i}"))
     return tag("div", tag("div", *buttons, role="tablist", class_="tabs"), *parts, class_="tabbed")
 
 
 def _grid(embedded: Embedded, exhibit: Exhibit, page: Grid) -> Element:
-    head = [_sorter(exhibit.row or exhibit.page, left=True), *(_sorter(with_unit(exhibit.column, column)) for column in page.columns)]
+    head = [sorter(exhibit.row or exhibit.page, left=True), *(sorter(with_unit(exhibit.column, column)) for column in page.columns)]
     rows = []
     for place, row in enumerate(page.rows):
         here = [page.at.get((row, column)) for column in page.columns]
@@ -91,11 +100,11 @@ def _list(embedded: Embedded, exhibit: Exhibit, page: Grid) -> Element:
     """A table with many empty places as a list of its cells, each beside the one of the first row, which is what the others change."""
     first = page.rows[0]
     head = [
-        _sorter(exhibit.row, left=True),
-        _sorter(exhibit.column, left=True),
-        _sorter("with this choice"),
-        _sorter(first),
-        _sorter("change"),
+        sorter(exhibit.row, left=True),
+        sorter(exhibit.column, left=True),
+        sorter("with this choice"),
+        sorter(first),
+        sorter("change"),
     ]
     rows = []
     for place, one in enumerate(one for one in page.cells if one.cell.row != first):
@@ -125,7 +134,7 @@ def _table(label: str, head: Iterable[Element], rows: Iterable[Iterable[Element]
     return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
-def _sorter(words: str, left: bool = False) -> Element:
+def sorter(words: str, left: bool = False) -> Element:
     return tag("th", tag("button", words, type="button", title="Sort"), scope="col", class_="left" if left else None)
 
 
@@ -218,7 +227,7 @@ def arithmetic_section(embedded: Embedded, pairs: Sequence[tuple[Result, Result]
         f"{plural(len(pairs), 'pair')} of runs that differ in nothing but the arithmetic of the GPU's products; the seed is the same. "
         f"The error differs by {signed(mean, 4)} on average and by {signed(most, 4)} at most."
     )
-    head = [_sorter("run", left=True), *map(_sorter, ("more exact", "faster", "difference", "seconds"))]
+    head = [sorter("run", left=True), *map(sorter, ("more exact", "faster", "difference", "seconds"))]
     rows = []
     for place, (exact, fast) in enumerate(pairs):
         number = embedded.open(name(exact), [f"The same experiment in {exact.run.precision} and in {fast.run.precision}."], (exact, fast))
@@ -241,7 +250,7 @@ def _figures(result: Curves) -> Element:
 
 
 def run_list(embedded: Embedded, heading: str, said: str, results: Sequence[Curves]) -> Element:
-    head = [_sorter("run", left=True), _sorter("error"), _sorter("seconds"), tag("th", "hardware", scope="col", class_="left")]
+    head = [sorter("run", left=True), sorter("error"), sorter("seconds"), tag("th", "hardware", scope="col", class_="left")]
     rows = []
     for place, one in enumerate(results):
         number = embedded.open(name(one), [], (one,))

@@ -106,6 +106,11 @@ class Standings:
         return [len(place.results) for row in self.rows for place in row.places if place.results]
 
     @property
+    def possible(self) -> int:
+        """Cells that can be run."""
+        return sum(not place.cell.impossible for row in self.rows for place in row.places)
+
+    @property
     def results(self) -> list[Result]:
         return [result for row in self.rows for place in row.places for result in place.results]
 

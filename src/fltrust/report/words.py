@@ -80,11 +80,13 @@ def sentences(one: Judged, *, beside_the_paper: bool) -> list[str]:
     """What a cell says, in full."""
     if not one.results:
         return [one.missing.capitalize() + "." + (f" The paper prints {printed(one.cell)}." if one.cell.paper else "")]
-    said = [_sentence("Error", one.error, beside_the_paper)]
-    return said + ([_sentence("Backdoor success", one.success, beside_the_paper)] if one.success and one.success.ours else [])
+    said = [sentence("Error", one.error, beside_the_paper=beside_the_paper)]
+    if one.success and one.success.ours:
+        said.append(sentence("Backdoor success", one.success, beside_the_paper=beside_the_paper))
+    return said
 
 
-def _sentence(what: str, number: Number, beside_the_paper: bool) -> str:
+def sentence(what: str, number: Number, *, beside_the_paper: bool = False) -> str:
     spread = f" ± {number.spread:.3f}" if len(number.ours) > 1 else ""
     ours = f"{what} {number.mean:.3f}{spread} over {plural(len(number.ours), 'seed')}"
     if number.difference is None:
