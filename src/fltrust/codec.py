@@ -4,6 +4,7 @@ What is written is checked against the dataclass: an unknown name or a value of 
 """
 
 import dataclasses
+import functools
 import json
 import sys
 import tomllib
@@ -84,9 +85,12 @@ def _all_known(registry: Registry, written: Mapping[str, Any]) -> bool:
     return written.get("name") in registry and (not isinstance(within, Mapping) or _all_known(registry, within))
 
 
+_hints = functools.cache(get_type_hints)  # reading annotations takes longer than all the rest, and a class keeps its own
+
+
 def checked(kind: type, values: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """The values as the dataclass wants them: a number in quotes or a fraction of a client is a mistake, not something to convert."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     return {name: _as(hints[name], name, value, told) if name in hints else value for name, value in values.items()}
 
 

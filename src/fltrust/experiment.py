@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fltrust.codec import built, built_or_absent, canonical, checked, plain
@@ -181,7 +182,7 @@ class Experiment:
     def needs_root(self) -> bool:
         return self.rule.needs_root or self.rule.needs_root_loss or self.attack.needs_root
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Names the run's results: equal experiments have equal keys. A field that is added later with a default changes no key."""
         chosen = plain(self, lambda value, field: value != field.default)

@@ -22,13 +22,7 @@ class Row:
     @property
     def rule(self) -> Any:
         """As `Experiment.on` takes it."""
-        if self.value is not None:
-            return self.value
-        *wrappers, written = self.name.split("+")
-        rule: Any = written
-        for wrapper in reversed(wrappers):
-            rule = {"name": wrapper, "rule": rule}
-        return rule
+        return self.name if self.value is None else self.value
 
     @cached_property
     def label(self) -> str:

@@ -232,8 +232,8 @@ def _overview(judged: dict[Exhibit, list[Judged]], tables: Sequence[Standings]) 
     rows = []
     if tables:
         possible, ran = sum(table.possible for table in tables), sum(len(table.counts) for table in tables)
-        said = f"{ran} of {possible} ran"
-        rows.append(_line("league", "League table: every rule against every attack", {"no-number": ran, "not-run": possible - ran}, [said]))
+        parts = {"no-number": ran, "not-run": possible - ran}
+        rows.append(_line("league", "League table: every rule against every attack", parts, [f"{ran} of {possible} ran"]))
     for exhibit, cells in judged.items():
         count = tally(cells)
         parts = {

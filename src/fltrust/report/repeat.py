@@ -1,5 +1,6 @@
 """The command that repeats a run, checked: it declares the very same experiment."""
 
+import functools
 import json
 import shlex
 import tomllib
@@ -58,10 +59,15 @@ def changes(run: Experiment) -> dict[str, Any]:
         return {field: value for field, value in ours.items() if field not in ("dataset", "rule", "attack")}
     changed: dict[str, Any] = {}
     for field in ("num_clients", "malicious", "clients_per_round"):  # first, since each decides the default of the next
-        if Experiment.on(run.dataset, run.rule, run.attack, **changed).to_dict()[field] != ours[field]:
+        if _usual(run.dataset, run.rule, run.attack, *changed.items())[field] != ours[field]:
             changed[field] = ours[field]
-    paper = Experiment.on(run.dataset, run.rule, run.attack, **changed).to_dict()
+    paper = _usual(run.dataset, run.rule, run.attack, *changed.items())
     return changed | {field: value for field, value in ours.items() if field not in ("rule", "attack") and value != paper.get(field)}
+
+
+@functools.lru_cache(maxsize=4096)  # the seeds of an experiment ask the same
+def _usual(dataset: str, rule: Any, attack: Any, *changed: tuple[str, Any]) -> dict[str, Any]:
+    return Experiment.on(dataset, rule, attack, **dict(changed)).to_dict()
 
 
 def _toml(value: Any) -> str:

@@ -219,36 +219,35 @@ class Results:
     """Results by experiment. The arithmetic of a GPU is not part of the question: where several answered it, the most exact one counts."""
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
-        self._by_question: dict[str, dict[str, Result]] = {}
+        self._by_experiment: dict[str, dict[int, dict[str, Result]]] = {}  # its key with the first seed -> seed -> arithmetic
         for result in results:
             self.add(result)
 
     def add(self, result: Result) -> None:
-        self._by_question.setdefault(_question(result.run), {})[result.run.precision] = result
+        run = result.run
+        self._by_experiment.setdefault(first_seed(run).key, {}).setdefault(run.seed, {})[run.precision] = result
 
     def of(self, run: Experiment) -> Result | None:
-        answers = self._by_question.get(_question(run), {})
-        return next((answers[precision] for precision in _EXACT_FIRST if precision in answers), None)
+        return _most_exact(self._answers(run))
 
     def seeds(self, run: Experiment) -> list[Result]:
         """The results of the same experiment with every seed that was run, in the order of the seeds."""
-        return [answer for seed in self._seeds if (answer := self.of(dataclasses.replace(run, seed=seed)))]
-
-    @property
-    def _seeds(self) -> list[int]:
-        return sorted({result.run.seed for result in self.all()})
+        by_seed = self._by_experiment.get(first_seed(run).key, {})
+        return [answer for _, answers in sorted(by_seed.items()) if (answer := _most_exact(answers))]
 
     def all(self) -> list[Result]:
-        return [result for answers in self._by_question.values() for result in answers.values()]
+        return [result for by_seed in self._by_experiment.values() for answers in by_seed.values() for result in answers.values()]
 
     def done(self, run: Experiment) -> bool:
         """Whether this experiment was run in this arithmetic or a more exact one."""
-        answers = self._by_question.get(_question(run), {})
-        return any(precision in answers for precision in _EXACT_FIRST[: _EXACT_FIRST.index(run.precision) + 1])
+        return any(precision in self._answers(run) for precision in _EXACT_FIRST[: _EXACT_FIRST.index(run.precision) + 1])
+
+    def _answers(self, run: Experiment) -> Mapping[str, Result]:
+        return self._by_experiment.get(first_seed(run).key, {}).get(run.seed, {})
 
 
-def _question(run: Experiment) -> str:
-    return dataclasses.replace(run, precision="float32").key
+def _most_exact(answers: Mapping[str, Result]) -> Result | None:
+    return next((answers[precision] for precision in _EXACT_FIRST if precision in answers), None)
 
 
 def first_seed(run: Experiment) -> Experiment:
