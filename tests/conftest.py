@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as the program does
 
@@ -79,3 +80,20 @@ def quiet_flower() -> Iterator[None]:
 @pytest.fixture
 def task() -> Task:
     return small_task()
+
+
+@pytest.fixture(scope="session")
+def har(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 users with 8 windows each, in UCI's layout."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for part, users in (("train", range(1, 22)), ("test", range(22, 31))):
+        where = folder / "har" / "UCI HAR Dataset" / part
+        where.mkdir(parents=True)
+        owners = np.repeat(list(users), 8)
+        labels = rng.integers(1, 7, len(owners))
+        features = np.clip(rng.normal(0, 0.3, (len(owners), 561)) + np.eye(6)[labels - 1] @ rng.normal(0, 0.3, (6, 561)), -1, 1)
+        np.savetxt(where / f"X_{part}.txt", features, fmt="%.3f")
+        np.savetxt(where / f"y_{part}.txt", labels, fmt="%d")
+        np.savetxt(where / f"subject_{part}.txt", owners, fmt="%d")
+    return folder

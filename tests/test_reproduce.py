@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fltrust import datasets
@@ -26,23 +25,6 @@ from fltrust.store.results import Result
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()", "reproduce"]
 SMALL = ["methods", "--dataset", "har", "--attack", "none", "--attack", "trim", "--rule", "fedavg", "--rule", "fltrust", "--device", "cpu"]
 SHORT = {"rounds": 4, "evaluate_every": 2, "batch_size": 4}
-
-
-@pytest.fixture(scope="session")
-def har(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 users with 8 windows each, in UCI's layout."""
-    folder = tmp_path_factory.mktemp("data")
-    rng = np.random.default_rng(0)
-    for part, users in (("train", range(1, 22)), ("test", range(22, 31))):
-        where = folder / "har" / "UCI HAR Dataset" / part
-        where.mkdir(parents=True)
-        owners = np.repeat(list(users), 8)
-        labels = rng.integers(1, 7, len(owners))
-        features = np.clip(rng.normal(0, 0.3, (len(owners), 561)) + np.eye(6)[labels - 1] @ rng.normal(0, 0.3, (6, 561)), -1, 1)
-        np.savetxt(where / f"X_{part}.txt", features, fmt="%.3f")
-        np.savetxt(where / f"y_{part}.txt", labels, fmt="%d")
-        np.savetxt(where / f"subject_{part}.txt", owners, fmt="%d")
-    return folder
 
 
 def reproduce(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,7 @@ def _controls() -> Element:
             tag("span", "Error above FedAvg's without attack, or backdoor success: "),
             *(tag("span", words, class_=f"heat-key heat-{step}") for step, words in enumerate(bounds)),
             tag("span", "not run", class_="heat-key not-run"),
-            tag("span", "\N{EN DASH}", class_="heat-key left-out", title="cannot be run"),
+            tag("span", "\N{EN DASH} cannot be run", class_="heat-key left-out"),
             class_="heat-keys",
         ),
         class_="league-controls",
@@ -86,12 +86,17 @@ class _Shown(NamedTuple):
     group: str
     place: int
     column: Column
-    success: bool = False
+    success: bool
+    first: bool  # of its group
 
 
 def _shown(columns: Sequence[Column]) -> list[_Shown]:
-    errors = [_Shown(f"{column.group}: error" if column.backdoor else column.group, place, column) for place, column in enumerate(columns)]
-    return errors + [_Shown("backdoors: success", place, column, True) for place, column in enumerate(columns) if column.backdoor]
+    errors = [(f"{column.group}: error" if column.backdoor else column.group, place, False) for place, column in enumerate(columns)]
+    successes = [("backdoors: success", place, True) for place, column in enumerate(columns) if column.backdoor]
+    shown: list[_Shown] = []
+    for group, place, success in errors + successes:
+        shown.append(_Shown(group, place, columns[place], success, first=not shown or shown[-1].group != group))
+    return shown
 
 
 def _board(opened: _Opened, table: Standings) -> Element:
@@ -100,11 +105,13 @@ def _board(opened: _Opened, table: Standings) -> Element:
     for group, members in groupby(shown, key=lambda one: one.group):
         many = len(list(members))
         groups.append(tag("th", group, colspan=many, data_span=many, scope="colgroup"))
+    cost = sorter("ms per round")
+    cost.set("class", "narrow")
     head = [
         sorter("rule", left=True),
         sorter("error"),
         sorter("backdoor"),
-        sorter("ms per round"),
+        cost,
         *(_attack_head(one) for one in shown),
     ]
     body = tag("tbody", *(_row(opened, table, place, row, shown) for place, row in enumerate(table.rows)))
@@ -144,7 +151,7 @@ def _row(opened: _Opened, table: Standings, place: int, row: Standing, shown: It
         _worst(opened, table, row, row.worst_error, table.reference),
         _worst(opened, table, row, row.worst_success, 0.0),
         tag("td", cost, class_="change", data_sort=None if row.milliseconds is None else round(row.milliseconds, 3)),
-        *(_cell(opened, table, row.places[one.place], one.success) for one in shown),
+        *(_cell(opened, table, row.places[one.place], one) for one in shown),
         data_names=_names(row.row.name, row.row.label),
         class_="is-baseline" if row.row.baseline else None,
     )
@@ -167,18 +174,19 @@ def _worst(opened: _Opened, table: Standings, row: Standing, worst: Worst | None
     return tag("td", button, class_=f"cell worst {_heat(worst.number, reference)}", data_sort=round(worst.number.mean, 6))
 
 
-def _cell(opened: _Opened, table: Standings, place: Place, success: bool) -> Element:
-    number = place.success if success else place.error if place.results else None
-    opens = opened.number(table.label, place)
+def _cell(opened: _Opened, table: Standings, place: Place, shown: _Shown) -> Element:
+    number = place.success if shown.success else place.error if place.results else None
+    opens, start = opened.number(table.label, place), "cell first" if shown.first else "cell"
     if number is None:
-        words = {"left out": "\N{EN DASH}", "not run": "not run"}.get(place.missing, "")
+        words = "\N{EN DASH}" if place.cell.impossible else place.missing
         button = tag("button", words, type="button", data_cell=opens, title=place.cell.impossible or place.missing)
-        return tag("td", button, class_=f"cell {place.missing.replace(' ', '-')}")
+        return tag("td", button, class_=f"{start} {place.missing.replace(' ', '-')}")
     seeds = plural(len(number.ours), "seed")
     spread = tag("small", f"±{number.spread:.3f}") if len(number.ours) > 1 else None
-    what = f"{place.cell.row.label}, {place.cell.column.label}: {'backdoor success' if success else 'error'}, {seeds}"
+    what = f"{place.cell.row.label}, {place.cell.column.label}: {'backdoor success' if shown.success else 'error'}, {seeds}"
     button = tag("button", tag("b", f"{number.mean:.3f}"), spread, type="button", data_cell=opens, title=what)
-    return tag("td", button, class_=f"cell {_heat(number, 0.0 if success else table.reference)}", data_sort=round(number.mean, 6))
+    heat = _heat(number, 0.0 if shown.success else table.reference)
+    return tag("td", button, class_=f"{start} {heat}", data_sort=round(number.mean, 6))
 
 
 def _heat(number: Number, reference: float | None) -> str:
