@@ -91,8 +91,6 @@ ROWS: tuple[Row, ...] = (
     Row("fltrust"),
 )
 
-ROWS = tuple(row for row in ROWS if all(part in RULES for part in row.name.split("+")))  # PENDING
-
 _NONE, _DATA, _BLIND, _SEEING, _TAILORED, _BACKDOOR = (
     "no attack",
     "poisoned data",
