@@ -125,7 +125,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("neurotoxin", _BACKDOOR, backdoor=True),
     Column("edge-case", _BACKDOOR, backdoor=True),
 )
-COLUMNS = tuple(column for column in COLUMNS if column.registered in ATTACKS)  # PENDING
 OWN = "your own"  # the group of an attack that is not in the list
 
 

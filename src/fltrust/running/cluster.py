@@ -17,7 +17,7 @@ from typing import Any
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
 from fltrust.registry import load_plugin
-from fltrust.running.pool import Event, Failed, Finished, forget, run_to_result
+from fltrust.running.pool import Event, Failed, Finished, Tasks, forget, run_to_result
 from fltrust.store.results import from_json, to_json
 
 RETRIES = 3  # of a run whose worker died
@@ -70,14 +70,19 @@ def _run(experiment: dict[str, Any], device: str, data_dir: str | None, plugins:
         for name, source in plugins:
             _load(name, source)
         run = from_declaration(experiment)
-        result = run_to_result(run, work, device=device, data_dir=data_dir)
+        result = run_to_result(run, work, _tasks(device, data_dir))
     except Exception as problem:  # whatever it is, it is this run's alone, and would happen again
         return {"failed": str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}"}
     forget(run, work)
     return {"result": to_json(result)}
 
 
-@functools.cache  # a worker does many runs
+@functools.lru_cache(maxsize=1)  # a worker does many runs
+def _tasks(device: str, data_dir: str | None) -> Tasks:
+    return Tasks(device, data_dir)
+
+
+@functools.cache
 def _load(name: str, source: bytes) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="fltrust-plugin-")  # nobody else can write there; it goes with the worker
     path = Path(folder.name) / name

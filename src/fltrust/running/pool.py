@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -20,11 +20,14 @@ from fltrust import datasets
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.registry import load_plugin
+from fltrust.registry import RULES, load_plugin, plugin_files
+from fltrust.rules import FedAvg
+from fltrust.rules.rule import try_rule
 from fltrust.running.loop import play
 from fltrust.running.sinks import Sink
 from fltrust.store.results import Result, distil
 from fltrust.tasks.build import build_task
+from fltrust.tasks.task import Task
 from fltrust.threads import cores
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -51,19 +54,29 @@ class Failed:
 Event = Reached | Finished | Failed
 
 
-def run_to_result(
-    run: Experiment,
-    work: Path,
-    *,
-    device: str,
-    data_dir: str | None = None,
-    load: Callable[[str, str | None], datasets.Examples] = datasets.examples_of,
-    sinks: Collection[Sink] = (),
-) -> Result:
+class Tasks:
+    """Builds the tasks of runs and keeps the last one: a run that differs from the one before in nothing but its rule takes it over."""
+
+    def __init__(self, device: str, data_dir: str | None = None) -> None:
+        load = functools.lru_cache(maxsize=1)(datasets.examples_of)
+        self._build = functools.partial(build_task, device=device, data_dir=data_dir, load=load)
+        self._last: tuple[tuple[Experiment, dict[str, str]], Task] | None = None
+
+    def of(self, run: Experiment) -> Task:
+        plugins = plugin_files(*map(type, RULES.layers(run.rule)))  # a task names their files
+        asks = dataclasses.replace(run, rule=FedAvg()), plugins
+        if self._last is None or self._last[0] != asks:
+            self._last = None  # so that two tasks are never in memory at once
+            self._last = asks, self._build(run)
+        elif refusal := try_rule(run.rule, run.clients_per_round, run.num_clients):
+            raise InputError(refusal)
+        return self._last[1]
+
+
+def run_to_result(run: Experiment, work: Path, tasks: Tasks, sinks: Collection[Sink] = ()) -> Result:
     """Does a run in `work`/KEY, or resumes it there."""
     began = time.monotonic()
-    task = build_task(run, device=device, data_dir=data_dir, load=load)
-    after = play(run, task, tuple(sinks), path=work / run.key, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
+    after = play(run, tasks.of(run), tuple(sinks), path=work / run.key, checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS)
     result = distil(work / run.key, None if after else time.monotonic() - began)
     assert isinstance(result, Result)
     return result
@@ -142,13 +155,13 @@ def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, dat
             cores.cache_clear()
     for plugin in plugins:  # before an experiment arrives that is made of what they define
         load_plugin(plugin)
-    load = functools.lru_cache(maxsize=1)(datasets.examples_of)
+    tasks = Tasks(device, data_dir)
     while True:
         try:
             run = pipe.recv()
         except EOFError:
             return
-        pipe.send(_done(run, work, device, data_dir, load, pipe))
+        pipe.send(_done(run, work, tasks, pipe))
 
 
 class _News(Sink):
@@ -165,11 +178,9 @@ class _News(Sink):
             self._pipe.send(Reached(self._run, record.round))
 
 
-def _done(
-    run: Experiment, work: Path, device: str, data_dir: str | None, load: Callable[[str, str | None], datasets.Examples], pipe: Connection
-) -> Event:
+def _done(run: Experiment, work: Path, tasks: Tasks, pipe: Connection) -> Event:
     try:
-        result = run_to_result(run, work, device=device, data_dir=data_dir, load=load, sinks=[_News(pipe)])
+        result = run_to_result(run, work, tasks, [_News(pipe)])
     except InputError as problem:
         return Failed(run, str(problem))
     except Exception as problem:  # whatever it is, it is this run's alone
