@@ -54,7 +54,7 @@ LISTED = {
     " centred-clipping foolsgold",
     "attacks": "none label-flip scaling trim krum adaptive optimal-adaptive mimic",
     "datasets": "mnist-5k mnist-0.1 mnist-0.5 fashion-mnist cifar-10 har ch-mnist letter shakespeare",
-    "models": "cnn logistic mlp gru resnet20",
+    "models": "cnn logistic mlp gru resnet20 resnet20-projection resnet10 cnn-bucketing cnn-blades alexnet",
     "optimisers": "sgd momentum adam",
     "loggers": "jsonl tensorboard mlflow wandb",
 }

@@ -137,34 +137,151 @@ class ResidualBlock(nn.Module):
         self.norm2 = nn.BatchNorm2d(channels)
         self.stride, self.new_channels = stride, channels - channels_in
 
+    def beside(self, images: Tensor) -> Tensor:
+        return shortcut(images, self.stride, self.new_channels) if self.new_channels else images
+
     def forward(self, images: Tensor) -> Tensor:
         hidden = norm_relu(self.conv1(images), self.norm1)
-        beside = shortcut(images, self.stride, self.new_channels) if self.new_channels else images
-        return norm_relu(self.conv2(hidden), self.norm2, beside)
+        return norm_relu(self.conv2(hidden), self.norm2, self.beside(images))
+
+
+class ProjectedBlock(ResidualBlock):
+    """He et al.'s option B: where channels are added, the shortcut is a 1 x 1 convolution with batch norm."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__(channels_in, channels, stride)
+        if self.new_channels:
+            self.conv3 = nn.Conv2d(channels_in, channels, 1, stride, bias=False)
+            self.norm3 = nn.BatchNorm2d(channels)
+
+    def beside(self, images: Tensor) -> Tensor:
+        projected: Tensor = self.norm3(self.conv3(images)) if self.new_channels else images
+        return projected
 
 
 @MODELS.register("resnet20", label="ResNet-20", reference="He et al., CVPR 2016")
 class ResNet20(nn.Module):
     """He et al. 2016, section 4.2: three stages of three blocks with 16, 32 and 64 channels."""
 
+    block: type[ResidualBlock] = ResidualBlock
+    widths: tuple[int, ...] = (16, 32, 64)  # channels of the stages; every stage but the first halves the image
+    depth = 3  # blocks of a stage
+
     def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         channels, _, _ = _of_images(shape)
-        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(16)
-        stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
+        self.conv = nn.Conv2d(channels, self.widths[0], 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(self.widths[0])
+        before = (self.widths[0], *self.widths)
         self.blocks = nn.Sequential(
             *(
-                ResidualBlock(first if block == 0 else channels, channels, stride if block == 0 else 1)
-                for first, channels, stride in stages
-                for block in range(3)
+                self.block(before[stage] if block == 0 else width, width, 2 if stage and block == 0 else 1)
+                for stage, width in enumerate(self.widths)
+                for block in range(self.depth)
             )
         )
-        self.output = nn.Linear(64, num_classes)
+        self.output = nn.Linear(self.widths[-1], num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.blocks(norm_relu(self.conv(images), self.norm))
         logits: Tensor = self.output(hidden.mean((2, 3)))
+        return logits
+
+
+# Networks of the checks against other authors' numbers, without their dropout: see docs/checks.md. Pixels come in as 0..1.
+
+
+def _normalised(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
+    """Each channel less its mean, divided by its deviation. Plain numbers: a tensor would have to be on the right device."""
+    parts = [(images[:, i : i + 1] - mean[i]) / deviation[i] for i in range(len(mean))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+_CIFAR_10 = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+class _Coloured(ResNet20):
+    """A residual network that normalises CIFAR-10's pixels itself, so that the border of a crop is black and not the mean."""
+
+    block = ProjectedBlock
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(_normalised(images, *_CIFAR_10))
+
+
+@MODELS.register("resnet20-projection", label="ResNet-20 with projections", reference="Karimireddy, He, Jaggi, ICML 2021")
+class ResNet20Projection(_Coloured):
+    """ResNet-20 whose shortcuts are 1 x 1 convolutions where channels are added; 272,474 parameters."""
+
+
+@MODELS.register("resnet10", label="ResNet-10", reference="Li et al., Blades, IoTDI 2024")
+class ResNet10(_Coloured):
+    """Four stages of one block with 64, 128, 256 and 512 channels, and projections; 4,903,242 parameters."""
+
+    widths = (64, 128, 256, 512)
+    depth = 1
+
+
+@MODELS.register("cnn-bucketing", label="CNN of the bucketing paper", reference="Karimireddy, He, Jaggi, ICLR 2022")
+class BucketingCNN(nn.Module):
+    """Two 3 x 3 convolutions (32, 64 channels; ReLU after the first alone), one pooling, a hidden layer of 128; 1,199,882 parameters."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = _of_images(shape)
+        self.conv1 = nn.Conv2d(channels, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.hidden = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
+        self.output = nn.Linear(128, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.conv2(self.conv1((images - 0.1307) / 0.3081).relu())
+        logits: Tensor = self.output(self.hidden(functional.max_pool2d(hidden, 2).flatten(1)).relu())
+        return logits
+
+
+@MODELS.register("cnn-blades", label="Blades' CNN", reference="Li et al., Blades, IoTDI 2024")
+class BladesCNN(nn.Module):
+    """Two 3 x 3 convolutions (32, 64 channels) with pooling, then three linear layers without ReLU between; 1,475,146 parameters."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = _of_images(shape)
+        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.hidden1 = nn.Linear(64 * ((height // 2 - 2) // 2) * ((width // 2 - 2) // 2), 600)
+        self.hidden2 = nn.Linear(600, 120)
+        self.output = nn.Linear(120, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = functional.max_pool2d(self.conv1((images - 0.5) / 0.5), 2).relu()
+        hidden = functional.max_pool2d(self.conv2(hidden), 2).relu()
+        logits: Tensor = self.output(self.hidden2(self.hidden1(hidden.flatten(1))))
+        return logits
+
+
+@MODELS.register("alexnet", label="AlexNet for CIFAR-10", reference="Shejwalkar, Houmansadr, NDSS 2021")
+class AlexNet(nn.Module):
+    """Five convolutions (64, 192, 384, 256, 256 channels), three poolings and one linear layer; 2,472,266 parameters."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = _of_images(shape)
+        if channels != 3 or min(height, width) < 32:
+            raise InputError(f"AlexNet takes images of 3 channels and at least 32 x 32 pixels, not {tuple(shape)}")
+        self.conv1 = nn.Conv2d(channels, 64, 11, 4, padding=5)
+        self.conv2 = nn.Conv2d(64, 192, 5, padding=2)
+        self.conv3 = nn.Conv2d(192, 384, 3, padding=1)
+        self.conv4 = nn.Conv2d(384, 256, 3, padding=1)
+        self.conv5 = nn.Conv2d(256, 256, 3, padding=1)
+        pooled = [((side - 1) // 4 + 1) // 8 for side in (height, width)]
+        self.output = nn.Linear(256 * pooled[0] * pooled[1], num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = functional.max_pool2d(self.conv1(_normalised(images, *_CIFAR_10)), 2).relu()
+        hidden = functional.max_pool2d(self.conv2(hidden), 2).relu()
+        hidden = self.conv4(self.conv3(hidden).relu()).relu()
+        logits: Tensor = self.output(functional.max_pool2d(self.conv5(hidden), 2).relu().flatten(1))
         return logits
 
 

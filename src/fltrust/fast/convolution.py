@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+WIDE = 64  # output channels that one program can hold in its registers
+
 
 @triton.jit
 def _under(images, position, valid, dy, column, BEFORE: tl.constexpr, IMAGE_HEIGHT: tl.constexpr, IMAGE_WIDTH: tl.constexpr,
@@ -28,7 +30,7 @@ def _under(images, position, valid, dy, column, BEFORE: tl.constexpr, IMAGE_HEIG
 def convolve(images: Tensor, weight: Tensor, stride: int, padding: int, product: str) -> Tensor:
     """torch.conv2d of square kernels; cuDNN has nothing fast for 16 channels."""
     out, before, side, _ = weight.shape
-    if images.dtype == torch.float16 and min(before, out) >= 32:
+    if out > WIDE or (images.dtype == torch.float16 and min(before, out) >= 32):
         return functional.conv2d(images, weight.contiguous(memory_format=torch.channels_last), None, stride, padding)
     height, width = ((size + 2 * padding - side) // stride + 1 for size in images.shape[2:])
     result = torch.empty(len(images), out, height, width, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
@@ -76,8 +78,9 @@ def convolution_sums(n: int, images: Tensor, error: Tensor, shape: torch.Size, s
     """Each client's gradient of a convolution's weights, (n, out, in, side, side)."""
     out, before, side, _ = shape
     columns, positions = side * before, error.numel() // (n * out)
-    block, rows = min(64, max(16, triton.next_power_of_2(columns))), max(16, triton.next_power_of_2(out))
-    blocks, groups, step = triton.cdiv(columns, block), triton.cdiv(side, 3), 64
+    block, rows = min(64, max(16, triton.next_power_of_2(columns))), min(WIDE, max(16, triton.next_power_of_2(out)))
+    groups, step = triton.cdiv(side, 3), 64
+    blocks = triton.cdiv(columns, block) * triton.cdiv(out, rows)
     splits = min(triton.cdiv(positions, step), max(1, 2048 // (n * groups * blocks)))  # programs that share a client's positions
     held = min(side, 3) * groups  # rows of the kernel; the last ones may not exist
     sums = torch.empty(n, splits, held, out, columns, device=images.device)
@@ -96,7 +99,8 @@ def _convolution_sums_kernel(images, error, sums, POSITIONS: tl.constexpr, SPLIT
     """Three rows dy of the kernel: the sums over a client's positions of error (positions, out)^T times the pixels under each."""
     dy, part = tl.program_id(0) % GROUPS * 3, tl.program_id(0) // GROUPS
     client, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
-    channel, column = tl.arange(0, ROWS), part * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    across = (COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS  # programs side by side over the columns; then come further channels
+    channel, column = part // across * ROWS + tl.arange(0, ROWS), part % across * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     upper = tl.zeros((ROWS, BLOCK_COLUMNS), tl.float32)
     middle, lower = upper, upper
     for start in range(0, POSITIONS, SPLITS * BLOCK):

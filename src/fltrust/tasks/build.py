@@ -67,9 +67,12 @@ def build_task(
         root_size=run.root_size,
         root_bias=run.root_bias,
         root_sampling=run.root_sampling,
+        malicious=run.malicious,
         rng=stream(run.seed, "partition"),
     )
     shuffled = stream(run.seed, "malicious").permutation(run.num_clients)  # so that chance decides who is malicious
+    if run.split is not None and run.split.knows_malicious:
+        shuffled = np.arange(run.num_clients)
     network = MODELS.entry(run.model).kind(examples.train.shape[1:], examples.num_classes)
     if run.standardise and examples.train.dtype.kind in "iu" and examples.train.dtype != np.uint8:
         raise InputError(f"{run.dataset}: tokens cannot be standardised")

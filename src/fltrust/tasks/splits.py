@@ -36,6 +36,7 @@ def partition(
     root_size: int,
     root_bias: float | None = None,
     root_sampling: str = "quota",
+    malicious: int = 0,
     rng: np.random.Generator,
 ) -> Partition:
     """Splits the examples by `split`, else by bias q, else by their owners, and takes the root set out. All indices are ascending.
@@ -49,7 +50,7 @@ def partition(
             f'split = {{ name = "bias", q = {bias} }}'
         )
     split = split or (Users() if bias is None else Bias(bias))
-    clients = split(labels, owners, num_clients, num_classes, rng)
+    clients = split(labels, owners, num_clients, num_classes, rng, malicious)
     if root_sampling == "quota":
         root = sample_root(labels, root_size, num_classes, rng, root_bias)
     else:
@@ -66,6 +67,7 @@ class Unsplit(NamedTuple):
     owners: Labels | None  # (k,): the user of each example, where the data say so
     num_clients: int
     num_classes: int
+    malicious: int = 0  # for a split that knows them: the first so many clients are malicious
 
 
 @dataclass(frozen=True)
@@ -84,18 +86,19 @@ class Split:
 
     registry: ClassVar[Registry] = SPLITS
     keeps_all: ClassVar[bool] = True  # whether every example gets a client
+    knows_malicious: ClassVar[bool] = False  # whether malicious clients get other data; else chance decides who is malicious
 
     def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
         """(k,): the client of each example, 0..n-1, or NOBODY."""
         raise InputError(f"{type(self).__name__} must define assign")
 
     def __call__(
-        self, labels: Labels, owners: Labels | None, num_clients: int, num_classes: int, rng: np.random.Generator
+        self, labels: Labels, owners: Labels | None, num_clients: int, num_classes: int, rng: np.random.Generator, malicious: int = 0
     ) -> list[Indices]:
         """The examples of each client, in ascending order; each example belongs to at most one client."""
         if num_clients < 1:
             raise InputError(f"{num_clients} clients: at least 1 is needed")
-        client = np.asarray(self.assign(Unsplit(labels, owners, num_clients, num_classes), rng))
+        client = np.asarray(self.assign(Unsplit(labels, owners, num_clients, num_classes, malicious), rng))
         if client.shape != labels.shape[:1] or not np.issubdtype(client.dtype, np.integer):
             raise InputError(
                 f"{type(self).__name__} must give one client for each of {len(labels):,} examples, "

@@ -1,4 +1,5 @@
-"""Splits by the order of labels: gamma-similarity, sorted, shards; and the long tail, which thins classes out before another split.
+"""Splits by the order of labels: gamma-similarity, sorted, shards; the long tail, which thins classes out before another split; and
+malicious clients with IID data among honest ones that are split in another way.
 
 k training examples with labels 0..M-1, n clients.
 """
@@ -121,4 +122,37 @@ class LongTail(Split):
         owners = None if data.owners is None else data.owners[left]
         client = np.full(len(data.labels), NOBODY, np.int64)
         client[left] = self.then.assign(data._replace(labels=data.labels[left], owners=owners), rng)
+        return client
+
+
+@SPLITS.register("malicious-iid", label="Malicious IID", reference="Karimireddy et al., ICLR 2022")
+@dataclass(frozen=True)
+class MaliciousIID(Split):
+    """Malicious clients hold random examples, an n-th of all each; the honest clients split the rest by another split.
+
+    With the default, this is the non-IID setting of Karimireddy et al. 2022: honest clients see one class or few, malicious ones see all.
+    There the malicious clients' examples are the honest clients' too. Here no example has two clients.
+
+    then: the split of the honest clients (default "sorted").
+
+    >>> labels = np.repeat([0, 1], 6)
+    >>> clients = MaliciousIID()(labels, None, 3, 2, np.random.default_rng(0), malicious=1)
+    >>> [len(own) for own in clients], len(np.unique(labels[clients[0]])), np.unique(labels[clients[1]])
+    ([4, 4, 4], 2, array([0]))
+    """
+
+    knows_malicious: ClassVar[bool] = True
+    then: Split = field(default_factory=Sorted)
+
+    def assign(self, data: Unsplit, rng: np.random.Generator) -> Indices:
+        count, m, honest = len(data.labels), data.malicious, data.num_clients - data.malicious
+        if not honest:
+            return IID().assign(data, rng)
+        theirs = rng.permutation(count)[: round(count * m / data.num_clients)]
+        client = np.empty(count, np.int64)
+        client[theirs] = evenly(len(theirs), m) if m else 0
+        rest = np.setdiff1d(np.arange(count), theirs)
+        owners = None if data.owners is None else data.owners[rest]
+        of_honest = self.then.assign(data._replace(labels=data.labels[rest], owners=owners, num_clients=honest, malicious=0), rng)
+        client[rest] = np.where(of_honest == NOBODY, NOBODY, of_honest + m)
         return client
