@@ -44,6 +44,7 @@ class Entry:
     label: str  # in tables and pictures
     look: Look | None = None  # None: the report chooses one
     reference: str = ""
+    listed: bool = True  # False: found by its name, but in no list
 
     @property
     def summary(self) -> str:
@@ -78,7 +79,9 @@ class Registry(Mapping[str, Any]):
 
     __hash__, __eq__ = object.__hash__, object.__eq__  # a Mapping's would compare what is in it, and `Absent` holds a registry
 
-    def register(self, name: str, *, label: str = "", look: Look | None = None, reference: str = "") -> Callable[[Kind], Kind]:
+    def register(
+        self, name: str, *, label: str = "", look: Look | None = None, reference: str = "", listed: bool = True
+    ) -> Callable[[Kind], Kind]:
         """A decorator that gives a class (or a value) its name."""
 
         def add(kind: Kind) -> Kind:
@@ -93,7 +96,7 @@ class Registry(Mapping[str, Any]):
             taken = self._entries.get(name)
             if taken is not None and _source(taken.kind) != _source(kind):
                 raise InputError(f"there is a {self.singular} {name!r} already ({_source(taken.kind)}): choose another name")
-            self._entries[name] = Entry(name, kind, label or name, look, reference)
+            self._entries[name] = Entry(name, kind, label or name, look, reference, listed)
             return kind
 
         return add
@@ -105,7 +108,9 @@ class Registry(Mapping[str, Any]):
             raise InputError(f"{self.singular} {name!r}: {self._broken[name]}")
         if isinstance(name, str) and name not in self._entries and self.finder and (found := self.finder(name)) is not None:
             return Entry(name, found, name)
-        return self._entries[known(self.singular, name, self._entries)]
+        if isinstance(name, str) and name in self._entries:
+            return self._entries[name]
+        return self._entries[known(self.singular, name, list(self))]
 
     def own_name_of(self, value: Any) -> str:
         """The name of a value's class; a class without a name is called by its own."""
@@ -136,11 +141,11 @@ class Registry(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         self._load()
-        return iter(self._entries)
+        return (name for name, entry in self._entries.items() if entry.listed)
 
     def __len__(self) -> int:
         self._load()
-        return len(self._entries)
+        return sum(entry.listed for entry in self._entries.values())
 
     def _load(self) -> None:
         if self._loaded:
@@ -163,8 +168,8 @@ def _source(kind: Any) -> str:
 
 
 DATASETS = Registry("datasets", "fltrust.datasets")
-RULES = Registry("rules", "fltrust.rules")
-ATTACKS = Registry("attacks", "fltrust.attacks")
+RULES = Registry("rules", "fltrust.rules", "fltrust.checks.odd")
+ATTACKS = Registry("attacks", "fltrust.attacks", "fltrust.checks.odd")
 MODELS = Registry("models", "fltrust.models")
 SPLITS = Registry("splits", "fltrust.tasks.splits", "fltrust.tasks.splits_sorted", "fltrust.tasks.splits_drawn")
 _IN_RECORDS = ("round", "malicious", "clients", "shares", "weight", "trust", "cosine", "norm", "metrics")

@@ -1,0 +1,1 @@
+"""Twelve checks against other authors' numbers: their settings, also where these are odd, and ours beside theirs."""
