@@ -48,9 +48,14 @@ class Table:
 
 
 @cache
-def published() -> dict[str, Any]:
-    written: dict[str, Any] = json.loads(files("fltrust.checks").joinpath("published.json").read_text(encoding="utf-8"))
+def _read(file: str) -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(files("fltrust.checks").joinpath(file).read_text(encoding="utf-8"))
     return written
+
+
+def published() -> dict[str, Any]:
+    """By table: title, source, metric, limits and the numbers by row and column."""
+    return _read("published.json")
 
 
 def theirs(table: str, row: str, column: str) -> Theirs | None:
@@ -120,7 +125,7 @@ class Judged:
     def allowed(self) -> float:
         """The limit, or twice the larger spread, ours or theirs."""
         spreads = (self.spread, self.cell.theirs.spread if self.cell.theirs else None)
-        return max(self.table.limit, *(2 * spread for spread in spreads if spread is not None))
+        return max([self.table.limit, *(2 * spread for spread in spreads if spread is not None)])
 
     @property
     def verdict(self) -> Verdict:
@@ -131,6 +136,14 @@ class Judged:
         if self.table.dead and self.cell.theirs.accuracy <= DEAD:
             return "agrees" if self.mean <= DEAD else "differs"
         return "agrees" if abs(self.mean - self.cell.theirs.accuracy) <= self.allowed + 1e-9 else "differs"
+
+    @property
+    def explanation(self) -> str:
+        """Why the numbers differ, from explained.json; "unexplained" where nobody knows. Empty where they do not differ."""
+        if self.verdict != "differs":
+            return ""
+        reason: str = _read("explained.json").get(self.table.name, {}).get(self.cell.row, {}).get(self.cell.column, "unexplained")
+        return reason
 
 
 def judge(table: Table, results: Results) -> list[Judged]:

@@ -180,7 +180,8 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             help="Tables and figures: methods, variants, root-bias, convergence, root-size, clients, malicious, adaptive, choices, "
-            "cifar-10-rates (default: all)."
+            "cifar-10-rates (default: all of these). Other authors' numbers: checks, or some of them: r1, r1-long-tail, r2, r3, "
+            "r4-fashion-mnist, r4-cifar-10, corrections."
         ),
     ] = None,
     dataset: Annotated[list[str] | None, typer.Option(help="Only this data set; may be given several times.")] = None,
@@ -205,6 +206,8 @@ def reproduce(
     [bold]fltrust reproduce methods --dataset mnist-0.5 --seeds 3 --device cuda --precision float16 --jobs 4[/bold]
 
     [bold]fltrust reproduce methods root-bias --dataset har --seeds 5 --jobs 2[/bold]
+
+    [bold]fltrust reproduce r1 --seeds 3 --device cuda --jobs 8[/bold]
     """
     from fltrust.cli.many import How
     from fltrust.cli.reproduce import reproduce as reproduce_all

@@ -6,6 +6,8 @@ import typer
 from rich.console import Console
 
 from fltrust.attacks import ATTACKS
+from fltrust.checks.tables import TABLES
+from fltrust.cli.checks import EVERY_CHECK, run_checks
 from fltrust.cli.many import How, numbers, seconds, work_through
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -27,6 +29,8 @@ def reproduce(
     how: How,
 ) -> None:
     how.prepare(seeds)
+    if set(names) & {*TABLES, EVERY_CHECK}:
+        return run_checks(names, seeds=seeds, how=how)
     for what, given, registry in (
         ("table or figure", names, EXHIBITS),
         ("dataset", only_datasets, DATASETS),

@@ -14,6 +14,7 @@ from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.paper.exhibit import ATTACKS as ATTACK_NAMES
 from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
+from fltrust.report.checks import check_keys, checks_section
 from fltrust.report.embed import Embedded
 from fltrust.report.layout import grids, telling
 from fltrust.report.league import league_section
@@ -39,13 +40,16 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results, tab
         sections.append(("trust", "Trust", trust_section(embedded, shown)))
     for exhibit, cells in judged.items():
         sections.append((exhibit.name, exhibit.title.split(":")[0], exhibit_section(embedded, exhibit, cells, results)))
+    if (checks := checks_section(embedded, results)) is not None:
+        sections.append(("checks", "Checks", checks))
     pairs = pairs_of(results)
     if pairs:
         sections.append(("arithmetic", "Arithmetic", arithmetic_section(embedded, pairs)))
     in_tables = {result.run.key for cells in judged.values() for one in cells for result in one.results}
     in_tables |= {result.run.key for table in tables for result in table.results}
     in_pairs = {one.run.key for pair in pairs for one in pair}
-    if others := [one for one in results.all() if one.run.key not in in_tables | in_pairs]:
+    shown_above = in_tables | in_pairs | check_keys(results)
+    if others := [one for one in results.all() if one.run.key not in shown_above]:
         sections.append(("others", "Other runs", run_list(embedded, "Other runs", "They stand in no table or figure.", others)))
     header = tag("header", *_masthead(bool(tables)), _facts(judged, results), _legend(), _overview(judged, tables))
     return _html("FLTrust, reproduced", header, sections, embedded)
