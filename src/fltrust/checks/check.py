@@ -134,7 +134,7 @@ class Judged:
         if self.cell.theirs is None:
             return "no number"
         if self.table.dead and self.cell.theirs.accuracy <= DEAD:
-            return "agrees" if self.mean <= DEAD else "differs"
+            return "agrees" if self.mean <= DEAD + 1e-9 else "differs"
         return "agrees" if abs(self.mean - self.cell.theirs.accuracy) <= self.allowed + 1e-9 else "differs"
 
     @property
