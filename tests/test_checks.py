@@ -226,9 +226,9 @@ def test_odd_versions_have_names_but_stand_in_no_list() -> None:
 
 
 def test_the_fourth_power_can_choose_another_row_than_krum() -> None:
-    rows = torch.tensor([[1.0], [8.0], [4.0], [7.0], [0.0], [12.0]])  # 3 neighbours with f = 1
-    assert RULES["krum"](1)(rows).update.item() == 8.0  # 1 + 16 + 16 = 33; the row 4 has 9 + 9 + 16 = 34
-    assert odd.KrumFourthPower(1)(rows).update.item() == 4.0  # 81 + 81 + 256 = 418; the row 8 has 1 + 256 + 256 = 513
+    rows = torch.tensor([[11.0], [18.0], [14.0], [17.0], [10.0], [22.0]])  # 3 neighbours with f = 1
+    assert RULES["krum"](1)(rows).update.item() == 18.0  # 1 + 16 + 16 = 33; the row 14 has 9 + 9 + 16 = 34
+    assert odd.KrumFourthPower(1)(rows).update.item() == 14.0  # 81 + 81 + 256 = 418; the row 18 has 1 + 256 + 256 = 513
 
 
 def test_rfa_from_zero_is_pulled_towards_zero() -> None:

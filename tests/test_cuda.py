@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
 import numpy as np
 
 from fltrust.attacks import Scaling, Trigger
-from fltrust.models import CNN, ResNet20, initialise
+from fltrust.models import CNN, BucketingCNN, ResNet20, initialise
 
 
 def rule_of(name: str, tolerate: int) -> Rule:
@@ -69,12 +69,12 @@ def test_rules_are_those_of_the_cpu(rule: Rule, broken: bool) -> None:
         torch.testing.assert_close(there.shares.cpu(), here.shares, rtol=1e-4, atol=1e-6)
 
 
-def image_task(attack: Any, device: str, *, residual: bool = False) -> Task:
+def image_task(attack: Any, device: str, *, residual: bool = False, dropout: bool = False) -> Task:
     rng = np.random.default_rng(0)
     shape = (3, 16, 16) if residual else (1, 28, 28)
     labels = rng.integers(0, 10, 400)
     images = (rng.random((400, *shape)) + labels[:, None, None, None] / 5).astype(np.float32)
-    network = (ResNet20 if residual else CNN)(shape, 10)
+    network = (ResNet20 if residual else BucketingCNN if dropout else CNN)(shape, 10)
     clients = np.split(np.arange(30, 390), 12)
     return Task.from_arrays(
         images,
@@ -128,6 +128,13 @@ def test_a_run_with_a_rule_on_the_host_is_the_plain_one(
     assert_same(rest, half_graphed[5:], 1e-6)
     monkeypatch.setattr("fltrust.simulation._Graphed", _Plain)
     assert_same(half_graphed, list(simulate(run, task)), 1e-5)
+
+
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_dropout_on_the_gpu_is_that_of_the_cpu(local_steps: int) -> None:
+    run = run_of("fedavg", made("none"), local_steps=local_steps)
+    there, here = (list(simulate(run, image_task(made("none"), device, dropout=True))) for device in ("cuda", "cpu"))
+    assert_same(there, here, 1e-3)
 
 
 REMEMBERING: list[dict[str, Any]] = [

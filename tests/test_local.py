@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fltrust.models import CNN, GRU, MLP, LogisticRegression, Model, ResNet20, initialise
+from fltrust.models import CNN, GRU, MLP, BladesCNN, LogisticRegression, Model, ResNet20, initialise, seed_dropout
 from fltrust.objectives import BinaryCrossEntropy, CrossEntropy, Objective
 from fltrust.training.local import Job, _batched_clients, _threads_over_clients, local_updates
 
@@ -68,6 +68,29 @@ def test_equals_sgd_in_float64(way: str, case: str, steps: int) -> None:
     updates = WAYS[way](Job(model, weights, images, labels, share, 0.05, "float32", CrossEntropy()))
     assert (updates - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
     assert expected.norm(dim=1).min() > 1e-3  # there was something to compare
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_is_that_of_each_examples_seed(way: str) -> None:
+    module = initialise(BladesCNN((1, 8, 8), 4), np.random.default_rng(0))
+    model = Model(module)
+    chance = torch.Generator().manual_seed(1)
+    images = torch.rand(2, 2, 5, 1, 8, 8, generator=chance, dtype=torch.float64)
+    labels = torch.randint(0, 4, (2, 2, 5), generator=chance)
+    share, seeds = torch.rand(2, 2, 5, generator=chance, dtype=torch.float64), torch.randint(2**62, (2, 2, 5), generator=chance)
+    share[0, 1, 3] = 0  # only fills up a batch
+    weights = model.initial_weights.double()
+    expected = torch.zeros(2, model.d, dtype=torch.float64)
+    for i in range(2):
+        for step in range(2):
+            local = copy.deepcopy(module).double()
+            nn.utils.vector_to_parameters(weights + expected[i], local.parameters())
+            seed_dropout(local, seeds[i, step])
+            loss = (one_class(local(images[i, step]), labels[i, step]) * share[i, step]).sum()
+            expected[i] -= 0.05 * torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(local.parameters()))])
+    job = Job(model, weights, images, labels, share, 0.05, "float32", CrossEntropy(), seeds)
+    torch.testing.assert_close(WAYS[way](job), expected, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(WAYS[way](job._replace(seeds=None)), expected)
 
 
 class SquaredError(Objective):

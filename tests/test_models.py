@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fltrust.errors import InputError
-from fltrust.models import CNN, GRU, MLP, LogisticRegression, Model, ResNet20, initialise
+from fltrust.models import CNN, GRU, MLP, Dropout, LogisticRegression, Model, ResNet20, initialise
 
 
 def test_sizes() -> None:
@@ -113,3 +113,23 @@ def test_training_leaves_no_trace_in_the_module() -> None:
 def test_a_module_without_parameters_is_refused() -> None:
     with pytest.raises(InputError, match="no parameters"):
         Model(nn.Flatten())
+
+
+def test_dropout_follows_from_seeds_alone() -> None:
+    layer, hidden = Dropout(0.25, 1), torch.ones(2000, 32, 2, 2)
+    assert layer(hidden) is hidden  # without seeds nothing is dropped
+    layer.seeds = torch.arange(2000) * 12345
+    once, again = layer(hidden), layer(hidden)
+    assert torch.equal(once, again)
+    assert set(once.unique().tolist()) == {0.0, pytest.approx(4 / 3)}
+    assert (once == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert torch.equal(once[:, :, 0, 0], once[:, :, 1, 1])  # whole channels
+    other = Dropout(0.25, 2)
+    other.seeds = layer.seeds
+    both = (once == 0) & (other(hidden) == 0)
+    assert both.float().mean().item() == pytest.approx(0.0625, abs=0.01)  # another place, other masks
+
+
+def test_torch_dropout_is_refused() -> None:
+    with pytest.raises(InputError, match="use fltrust.models.Dropout"):
+        Model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))

@@ -6,7 +6,8 @@ Buffers (batch norm's running statistics) are no weights: they are never sent, n
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -109,6 +110,34 @@ class GRU(nn.Module):
         return logits
 
 
+class Dropout(nn.Module):
+    """Dropout whose masks follow from a seed for each example, so that a run can be repeated; without seeds it drops nothing.
+
+    p: share of units that become 0; the others are divided by 1 - p. place: another number for each such layer of a network.
+    Of images it drops whole channels.
+    """
+
+    def __init__(self, p: float, place: int) -> None:
+        super().__init__()
+        self.p, self.place = p, place
+        self.seeds: Tensor | None = None  # (k,) int64, while clients train
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.seeds is None:
+            return hidden
+        units = torch.arange(hidden.shape[1], device=hidden.device) + (self.place << 32)
+        chance = _scrambled(self.seeds[:, None] + _scrambled(units)) & 0xFFFFFF  # (k, units)
+        kept = (chance >= self.p * 0x1000000).to(hidden.dtype) / (1 - self.p)
+        return hidden * kept.view(*kept.shape, *[1] * (hidden.dim() - 2))
+
+
+def _scrambled(numbers: Tensor) -> Tensor:
+    """Each int64 as another that looks random: the finaliser of splitmix64. Products may wrap round."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        numbers = (numbers ^ ((numbers >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return numbers ^ ((numbers >> 31) & 0x1FFFFFFFF)
+
+
 # Functions with a name of their own, which `fast/shared_gradients.py` replaces by one pass over the images on a GPU.
 
 
@@ -188,7 +217,7 @@ class ResNet20(nn.Module):
         return logits
 
 
-# Networks of the checks against other authors' numbers, without their dropout: see docs/checks.md. Pixels come in as 0..1.
+# Networks of the checks against other authors' numbers: see docs/checks.md. Pixels come in as 0..1.
 
 
 def _normalised(images: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
@@ -231,12 +260,14 @@ class BucketingCNN(nn.Module):
         channels, height, width = _of_images(shape)
         self.conv1 = nn.Conv2d(channels, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1, self.dropout2 = Dropout(0.25, 1), Dropout(0.5, 2)
         self.hidden = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
         self.output = nn.Linear(128, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.conv2(self.conv1((images - 0.1307) / 0.3081).relu())
-        logits: Tensor = self.output(self.hidden(functional.max_pool2d(hidden, 2).flatten(1)).relu())
+        hidden = self.dropout1(functional.max_pool2d(hidden, 2)).flatten(1)
+        logits: Tensor = self.output(self.dropout2(self.hidden(hidden).relu()))
         return logits
 
 
@@ -250,13 +281,14 @@ class BladesCNN(nn.Module):
         self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.hidden1 = nn.Linear(64 * ((height // 2 - 2) // 2) * ((width // 2 - 2) // 2), 600)
+        self.dropout = Dropout(0.25, 1)
         self.hidden2 = nn.Linear(600, 120)
         self.output = nn.Linear(120, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = functional.max_pool2d(self.conv1((images - 0.5) / 0.5), 2).relu()
         hidden = functional.max_pool2d(self.conv2(hidden), 2).relu()
-        logits: Tensor = self.output(self.hidden2(self.hidden1(hidden.flatten(1))))
+        logits: Tensor = self.output(self.hidden2(self.dropout(self.hidden1(hidden.flatten(1)))))
         return logits
 
 
@@ -321,13 +353,26 @@ class Model:
         if not self.names:
             raise InputError("the model has no parameters to train")
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self.module.modules()):
-            raise InputError("dropout draws from outside of a run's own streams, so no run could be repeated: set its p to 0")
+            raise InputError(
+                "dropout draws from outside of a run's own streams, so no run could be repeated: use fltrust.models.Dropout, or set p to 0"
+            )
         self.initial_weights = flatten([parameter.detach() for parameter in trainable(self.module)]).float()  # (d,)
         self.d = self.initial_weights.numel()
         self.shares_pass: bool | None = None  # on a GPU; see training/local.py
+        self.has_dropout = any(isinstance(layer, Dropout) for layer in self.module.modules())
+        self.seeds: Tensor | None = None  # (n, R, b) of dropout, while clients train
         self.has_batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.module.modules())
         self._tracking = _with_batch_norm(copy.deepcopy(self.module), tracking=True)  # for measuring
         self.module = _with_batch_norm(self.module, tracking=False)  # for training: each batch's own statistics
+
+    @contextmanager
+    def dropping(self, seeds: Tensor | None) -> Iterator[None]:
+        """While clients train: the seeds of dropout (n, R, b) for their examples."""
+        self.seeds = seeds
+        try:
+            yield
+        finally:
+            self.seeds = None
 
     def split(self, weights: Tensor) -> list[Tensor]:
         """The parameters as views of the vector."""
@@ -352,6 +397,13 @@ class Model:
             return module
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return lambda images: module(images.contiguous(memory_format=torch.channels_last))
+
+
+def seed_dropout(module: nn.Module, seeds: Tensor | None) -> None:
+    """Gives each dropout layer the seeds (k,) of the examples that come next; None: nothing is dropped."""
+    for layer in module.modules():
+        if isinstance(layer, Dropout):
+            layer.seeds = seeds
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:

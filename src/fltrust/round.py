@@ -42,6 +42,7 @@ class Draw(NamedTuple):
     root_shift: Tensor | None  # (1, R0, b0, 3)
     sizes: Tensor  # (n,): how many examples each client says it has
     global_lr: Tensor  # (): the paper's alpha in this round
+    dropout: Tensor | None = None  # (n, R, b): the seed of each example's dropout, where the model has it
 
 
 class Noise(NamedTuple):
@@ -137,7 +138,8 @@ def aggregated(run: Experiment, task: Task, state: State, draw: Draw, sent: Sent
 
 
 def client_updates(run: Experiment, task: Task, weights: Tensor, draw: Draw, m: int) -> Tensor:
-    return _updates(run, task, weights, draw.examples, draw.loss_weights, draw.shift, m if run.attack.relabels else 0)
+    with task.model.dropping(draw.dropout):
+        return _updates(run, task, weights, draw.examples, draw.loss_weights, draw.shift, m if run.attack.relabels else 0)
 
 
 def server_update(run: Experiment, task: Task, weights: Tensor, draw: Draw) -> Tensor:

@@ -15,7 +15,7 @@ from fltrust.record import Record
 from fltrust.round import Draw, Noise, Outcome, Sent, aggregated, first_state, in_chunks, play_round, play_round_in_chunks, train
 from fltrust.rules import cosines, norms
 from fltrust.state import State, copied, move_into
-from fltrust.tasks.batches import Batch, Batches, Epochs, draw_clients, draw_shifts
+from fltrust.tasks.batches import Batch, Batches, Epochs, draw_clients, draw_dropout, draw_shifts
 from fltrust.tasks.task import Task
 
 DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the device at once
@@ -64,6 +64,8 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
         held = np.append(task.sizes, len(task.root) if run.root_batch == "batch" else [])
         if (held % run.batch_size).any():  # the last batch of an epoch is filled up, and batch norm would see it
             raise InputError(f"batch norm on a GPU needs whole batches: local_epochs asks for multiples of {run.batch_size} examples")
+    if task.model.has_dropout and (run.local_epochs or in_chunks(run, run.clients_per_round)):
+        raise InputError("a model with dropout cannot train by local_epochs, nor with more clients in a round than are in memory together")
     if after and state is None:
         raise InputError(f"a run can only resume after round {after} with the state of that round")
     state = first_state(run, task) if state is None else copied(state, task.device)
@@ -118,6 +120,9 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
             of_all = (run.num_clients, *batch.examples.shape[2:])
             shifts = on_device(draw_shifts(run.seed, "crop and flip", rounds, of_all, clients)).unbind()
             root_shifts = on_device(draw_shifts(run.seed, "root crop and flip", rounds, root_batch.examples.shape[1:], server)).unbind()
+        dropout: Sequence[Tensor | None] = [None] * len(rounds)
+        if task.model.has_dropout:
+            dropout = on_device(draw_dropout(run.seed, rounds, (run.num_clients, *batch.examples.shape[2:]), clients)).unbind()
         numbers = on_device(np.array(rounds, np.int64))
         ids = on_device(clients)
         examples, loss_weights = on_device(batch.examples), on_device(batch.loss_weights)
@@ -140,6 +145,7 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
                     root_shift=root_shifts[i],
                     sizes=sizes[i],
                     global_lr=rates[i],
+                    dropout=dropout[i],
                 ),
             )
 

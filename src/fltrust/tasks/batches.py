@@ -131,6 +131,12 @@ def draw_shifts(seed: int, purpose: str, rounds: Sequence[int], shape: tuple[int
     return np.take_along_axis(drawn, clients[:, :, None, None, None], axis=1)
 
 
+def draw_dropout(seed: int, rounds: Sequence[int], shape: tuple[int, ...], clients: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(rounds, n, steps, b): the seed of each example's dropout, of N clients' (N, steps, b)."""
+    drawn = np.stack([stream(seed, "dropout", t).integers(2**62, size=shape) for t in rounds])
+    return np.take_along_axis(drawn, clients[:, :, None, None], axis=1)
+
+
 def crop_and_flip(images: Tensor, shift: Tensor) -> Tensor:
     """Random crop with a border of 4 zeros and random mirroring, for images (..., channels, height, width) and shift (..., 3)."""
     height, width = images.shape[-2:]

@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 
 from fltrust import threads
 from fltrust.errors import InputError
-from fltrust.models import CNN, PAPER_CNN, LogisticRegression, Model, flatten, trainable
+from fltrust.models import CNN, PAPER_CNN, LogisticRegression, Model, flatten, seed_dropout, trainable
 from fltrust.objectives import CrossEntropy, Objective
 
 
@@ -30,6 +30,7 @@ class Job(NamedTuple):
     lr: float
     precision: str
     objective: Objective
+    seeds: Tensor | None = None  # (n, R, b) of dropout
 
     @property
     def on_cpu(self) -> bool:
@@ -73,7 +74,7 @@ def local_updates(
     inputs (n, R, b, ...), targets (n, R, b, ...); loss_weights (n, R, b): a batch's loss is the sum of loss_weights * loss.
     precision is how a GPU multiplies in the one pass that all clients share: "float32", "tf32" or "float16".
     """
-    job = Job(model, weights, inputs, targets, loss_weights, lr, precision, objective)
+    job = Job(model, weights, inputs, targets, loss_weights, lr, precision, objective, model.seeds)
     return next(compute for fits, compute in _WAYS if fits(job))(job)
 
 
@@ -112,7 +113,7 @@ def _threads_over_clients(job: Job) -> Tensor:
                 with torch.no_grad():
                     for parameter, part in zip(trainable(module), model.split(weights + update), strict=True):
                         parameter.copy_(part)
-                batch = job.inputs[i, step], job.targets[i, step], job.loss_weights[i, step]
+                batch = job.inputs[i, step], job.targets[i, step], job.loss_weights[i, step], None if job.seeds is None else job.seeds[i, step]
                 update.sub_(_gradient(module, job.objective, *batch), alpha=job.lr)
 
     workers = min(threads.cores(), len(updates))
@@ -120,10 +121,14 @@ def _threads_over_clients(job: Job) -> Tensor:
     return updates
 
 
-def _gradient(module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
+def _gradient(
+    module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, loss_weights: Tensor, seeds: Tensor | None
+) -> Tensor:
     used = loss_weights != 0
     if not used.all():  # batch norm must not see what only fills up a batch
         inputs, targets, loss_weights = inputs[used], targets[used], loss_weights[used]
+        seeds = None if seeds is None else seeds[used]
+    seed_dropout(module, seeds)
     if inputs.dim() == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     loss = (objective.loss(module(inputs), targets) * loss_weights).sum()
@@ -142,7 +147,8 @@ def _fits_shared_pass(job: Job) -> bool:
         model.shares_pass = False  # some are frozen
     if model.shares_pass is None:
         try:
-            _one_shared_pass(job._replace(inputs=job.inputs[:1], targets=job.targets[:1], loss_weights=job.loss_weights[:1]))
+            first = {name: getattr(job, name)[:1] for name in ("inputs", "targets", "loss_weights")}
+            _one_shared_pass(job._replace(**first, seeds=None))
             model.shares_pass = True
         except (ImportError, InputError):  # no Triton, or a layer that it does not know
             model.shares_pass = False
@@ -161,7 +167,10 @@ def _one_shared_pass(job: Job) -> Tensor:
     scale = scale / largest  # so that float16 holds what flows back, however small the learning rate
     if isinstance(model.module, CNN) and model.d == PAPER_CNN and images.shape[2:] == (1, 28, 28):
         return cnn_gradients(job.weights, images, labels, scale, job.precision).mul_(largest)
-    return shared_gradients(model.module, job.weights, images, labels, scale, job.precision).mul_(largest)
+    seed_dropout(model.module, None if job.seeds is None else job.seeds[:, 0].flatten())
+    gradients = shared_gradients(model.module, job.weights, images, labels, scale, job.precision).mul_(largest)
+    seed_dropout(model.module, None)
+    return gradients
 
 
 # Several steps on the GPU: each client's own weights, as one batched computation.
@@ -172,11 +181,14 @@ def _batched_clients(job: Job) -> Tensor:
     def loss(local: Tensor, inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
         return (job.objective.loss(job.model.outputs(local, inputs), targets) * loss_weights).sum()
 
-    def train(inputs: Tensor, targets: Tensor, loss_weights: Tensor) -> Tensor:
+    def train(inputs: Tensor, targets: Tensor, loss_weights: Tensor, seeds: Tensor | None) -> Tensor:
         update = torch.zeros_like(job.weights)
         for step in range(inputs.shape[0]):
+            seed_dropout(job.model.module, None if seeds is None else seeds[step])
             update = update - job.lr * grad(loss)(job.weights + update, inputs[step], targets[step], loss_weights[step])
         return update
 
-    updates: Tensor = vmap(train)(job.inputs, job.targets, job.loss_weights)
+    each = (0, 0, 0, None if job.seeds is None else 0)
+    updates: Tensor = vmap(train, each)(job.inputs, job.targets, job.loss_weights, job.seeds)
+    seed_dropout(job.model.module, None)
     return updates
