@@ -131,5 +131,5 @@ def test_dropout_follows_from_seeds_alone() -> None:
 
 
 def test_torch_dropout_is_refused() -> None:
-    with pytest.raises(InputError, match="use fltrust.models.Dropout"):
+    with pytest.raises(InputError, match=r"use fltrust\.models\.Dropout"):
         Model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))

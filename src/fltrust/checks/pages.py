@@ -72,7 +72,9 @@ def rankings(judged: Sequence[Judged]) -> str:
         printed = {row: one.cell.theirs.accuracy for row, one in by_attack.items() if row in _RELEASED and one.cell.theirs is not None}
         ours = {row: one.mean for row, one in by_attack.items() if one.results}
         columns = (printed, {row: ours[row] for row in _RELEASED if row in ours}, {row: ours[row] for row in _DEFINED if row in ours})
-        complete = (_ranked(numbers) if len(numbers) == len(_DEFINED) else "not run" if numbers is not printed else "" for numbers in columns)
+        complete = (
+            _ranked(numbers) if len(numbers) == len(_DEFINED) else "not run" if numbers is not printed else "" for numbers in columns
+        )
         lines.append(_line([rule, *complete]))
     return "".join(lines) + "\nThe most harmful attack first; best accuracy over the rounds, in percent.\n"
 

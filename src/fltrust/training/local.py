@@ -113,7 +113,12 @@ def _threads_over_clients(job: Job) -> Tensor:
                 with torch.no_grad():
                     for parameter, part in zip(trainable(module), model.split(weights + update), strict=True):
                         parameter.copy_(part)
-                batch = job.inputs[i, step], job.targets[i, step], job.loss_weights[i, step], None if job.seeds is None else job.seeds[i, step]
+                batch = (
+                    job.inputs[i, step],
+                    job.targets[i, step],
+                    job.loss_weights[i, step],
+                    None if job.seeds is None else job.seeds[i, step],
+                )
                 update.sub_(_gradient(module, job.objective, *batch), alpha=job.lr)
 
     workers = min(threads.cores(), len(updates))
