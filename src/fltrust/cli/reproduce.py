@@ -30,7 +30,8 @@ def reproduce(
 ) -> None:
     how.prepare(seeds)
     if set(names) & {*TABLES, EVERY_CHECK}:
-        return run_checks(names, seeds=seeds, how=how)
+        run_checks(names, seeds=seeds, how=how)
+        return
     for what, given, registry in (
         ("table or figure", names, EXHIBITS),
         ("dataset", only_datasets, DATASETS),
