@@ -16,10 +16,17 @@ from fltrust.checks import odd
 from fltrust.checks.check import Cell, Judged, Metric, Table, Theirs, Verdict, accuracy, judge, published, tally
 from fltrust.checks.pages import filled, written
 from fltrust.checks.tables import TABLES, corrections, r1, r1_long_tail, r2, r3, r4_cifar_10, tables
+from fltrust.cli.many import How
+from fltrust.cli.reproduce import reproduce
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
 from fltrust.models import AlexNet, BladesCNN, BucketingCNN, Model, ResNet10, ResNet20Projection
+from fltrust.paper import EXHIBITS
 from fltrust.registry import ATTACKS, MODELS, RULES
+from fltrust.report.agreement import judge as paper_judge
+from fltrust.report.checks import checks_section
+from fltrust.report.embed import Embedded
+from fltrust.report.page import reproduction_page
 from fltrust.rules import Median
 from fltrust.store.results import Result, Results
 from fltrust.tasks.splits_sorted import LongTail, MaliciousIID
@@ -293,3 +300,25 @@ def test_min_max_of_blades_turns_half_of_the_deviation_round() -> None:
     reach = torch.cdist(rows[2:], rows[2:]).max()
     assert torch.cdist(crafted[:1], rows[2:]).max() == pytest.approx(reach.item(), rel=0.02)
     assert torch.equal(crafted[0], crafted[1])
+
+
+# ---------------------------------------------------------------- in the report and on the command line
+
+
+def test_the_report_has_a_section_of_checks_and_lists_their_runs_nowhere_else() -> None:
+    found = some_results()
+    page = reproduction_page({exhibit: paper_judge(exhibit, found) for exhibit in EXHIBITS.values()}, found)
+    assert 'id="checks"' in page
+    assert "Other authors' numbers" in page
+    assert "Other runs" not in page
+    assert checks_section(Embedded(), Results()) is None
+
+
+def test_reproduce_plans_the_checks(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    how = How("cpu", None, 1, None, str(tmp_path), [], tmp_path, True)
+    reproduce(["r2", "r3"], only_datasets=[], only_attacks=[], only_rules=[], seeds=2, how=how)
+    said = capsys.readouterr().out
+    assert "26 runs, 0 done, 26 to do" in said  # 6 and 7 experiments
+    with pytest.raises(InputError, match="unknown check 'methods'"):
+        reproduce(["r2", "methods"], only_datasets=[], only_attacks=[], only_rules=[], seeds=1, how=how)

@@ -142,7 +142,7 @@ _R3: dict[str, Any] = {
     "global_lr": 0.5,
     "lr_decay": ((1001, 0.5),),
     "augment": False,
-    "evaluate_every": 2,
+    "evaluate_every": 5,
     "root_size": 10,
 }
 _R3_ATTACKS: dict[str, tuple[Kind, Part]] = {
