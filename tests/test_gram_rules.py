@@ -274,6 +274,17 @@ def test_how_far_long_rows_move_the_geometric_median() -> None:
     assert moved > 1000
 
 
+def test_two_clients_can_move_the_geometric_median_as_far_as_they_like() -> None:
+    """One sends a long row, the other the mean of all: z starts on that row and leaves it slowly. Not so from the inner start."""
+    rows = rows_of(2, n=10, malicious=0)
+    best = result(GeometricMedian(steps=200), rows[2:])
+    rows[0] = 1e4
+    rows[1] = (rows[0] + rows[2:].sum(0)) / 9
+    mean = math.dist(rows.mean(0), best)
+    assert math.dist(result(GeometricMedian(), rows), best) > mean / 10
+    assert math.dist(result(GeometricMedian(start="inner"), rows), best) < 3
+
+
 def test_the_geometric_median_is_where_most_rows_are() -> None:
     """Also where the median distance, and so nu, goes to zero."""
     rows = np.array([[2.0, 1.0]] * 6 + [[50.0, 0.0], [0.0, -70.0], [3.0, 3.0]])
