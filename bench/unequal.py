@@ -1,11 +1,11 @@
 """What unequal clients cost each rule, without and with an attack: writes the tables of docs/unequal-clients.md.
 
-    python bench/unequal.py                    # all of it: about ten minutes on two quiet cores
+    python bench/unequal.py                    # all of it: 297 runs
     python bench/unequal.py --sites 5 --seeds 1 --print
 
 5, 10 and 20 sites share the training images of MNIST-5k. Sizes are drawn from a log-normal distribution; classes are alike everywhere.
 Every site trains a logistic regression for one epoch per round. One site flips its labels: a small one (a quarter of the sites are
-smaller), the largest, or none. Ctrl-C writes what is finished.
+smaller), the largest, or none. The page is written after each block of runs, so an interrupted study leaves the blocks that it finished.
 """
 
 import os
@@ -142,6 +142,11 @@ def tables(errors: dict[Job, float]) -> str:
     return "\n".join(said)
 
 
+def write(errors: dict[Job, float]) -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(errors)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sites", type=int, nargs="+", default=SITES)
@@ -150,18 +155,14 @@ def main() -> None:
     options = parser.parse_args()
     jobs = [Job(rule, sites, liar, seed) for seed in range(options.seeds) for sites in options.sites for liar in LIARS for rule in RULES]
     errors: dict[Job, float] = {}
-    pool = ProcessPoolExecutor(2)
-    try:
+    with ProcessPoolExecutor(2) as pool:
         for job, found in zip(jobs, pool.map(error, jobs), strict=True):
             errors[job] = found
             print(f"{len(errors)} of {len(jobs)}: {job.sites} sites, {job.rule}, {job.liar} lies: {found:.3f}", file=sys.stderr)
-    except KeyboardInterrupt:
-        pool.shutdown(wait=False, cancel_futures=True)
+            if not options.print and len(errors) % (len(LIARS) * len(RULES)) == 0:
+                write(errors)
     if options.print:
         print(tables(errors))
-        return
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(errors)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
