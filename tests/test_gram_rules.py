@@ -58,7 +58,8 @@ def iterated_krum(rows: Array, f: int, leave: int) -> list[int]:
     left, taken = list(range(len(rows))), []
     while len(left) > leave:
         scores = krum_scores_of([rows[i] for i in left], max(len(left) - f - 2, 0))
-        taken.append(left.pop(scores.index(min(scores))))
+        to_all = krum_scores_of([rows[i] for i in left], len(left))
+        taken.append(left.pop(min(range(len(left)), key=lambda i: (scores[i], to_all[i], i))))
     return taken
 
 

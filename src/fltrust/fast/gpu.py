@@ -84,7 +84,7 @@ def gram(updates: Tensor) -> Tensor:
 
 
 def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
-    """(n,) bool: see `fltrust.rules.bulyan.krum_picks`. One program does all picks; distances (n, n) float64."""
+    """(n,) bool: see `fltrust.rules.krum.krum_picks`. One program does all picks; distances (n, n) float64."""
     n = len(sq_distances)
     size, steps = max(16, triton.next_power_of_2(n)), min(n - leave, most)
     picked = torch.empty(n, dtype=torch.uint8, device=sq_distances.device)

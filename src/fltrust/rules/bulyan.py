@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.rows import finite, gpu_picks, inner_products, measure, nearest_mean, sq_distances_of
+from fltrust.rules.krum import krum_picks
+from fltrust.rules.rows import finite, inner_products, measure, nearest_mean, sq_distances_of
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -56,30 +56,3 @@ class Bulyan(Rule):
         chosen = krum_picks(sq_distances_of(inner_products(updates, rows)), f, rows.usable, leave=2 * f, most=n)
         mean = nearest_mean(updates, chosen, 2 * f, None)
         return Aggregate(finite(torch.where(count >= least, mean, 0), updates), None)
-
-
-def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
-    """Which rows (.., n) Krum picks, one after the other, from those it has not picked yet, until `leave` usable rows or `most` picks.
-
-    Equal scores: the row with the smaller sum of squared distances to all rows left, then the lowest row.
-    """
-    if (picks := gpu_picks(sq_distances, tolerate, usable, leave, most)) is not None:
-        return picks
-    n = sq_distances.shape[-1]
-    row = torch.arange(n, device=sq_distances.device)
-    left = usable.expand(sq_distances.shape[:-1])  # (.., n)
-    count = left.sum(-1, keepdim=True)  # (.., 1)
-    others = left[..., None, :] & (row[:, None] != row)  # (.., n, n)
-    rank = torch.where(others, sq_distances, torch.inf).argsort(-1).argsort(-1)
-    near = torch.where(others & (rank < count[..., None] - tolerate - 2), sq_distances, -1)  # to neighbours that count; else -1
-    for step in range(min(n - leave, most)):
-        scores = torch.where(left, near.clamp(min=0).sum(-1), torch.inf)
-        tied = left & (scores == scores.amin(-1, keepdim=True))
-        to_all = torch.where(left[..., None, :], sq_distances, 0).sum(-1)
-        picked = torch.where(tied, to_all, torch.inf).argmin(-1, keepdim=True)  # (.., 1)
-        left = left & ~((row == picked) & (step < count - leave))
-        # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
-        was_near = torch.where(row == picked[..., None], near, -1).amax(-1, keepdim=True) >= 0  # (.., n, 1)
-        lost = torch.where(was_near, picked[..., None], near.argmax(-1, keepdim=True))
-        near = near.scatter(-1, lost, -1)
-    return usable & ~left

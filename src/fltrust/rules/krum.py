@@ -8,7 +8,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Look
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import LARGEST, divisor, measure, sq_distances, sq_distances_of
+from fltrust.rules.rows import LARGEST, divisor, gpu_picks, measure, sq_distances, sq_distances_of
 from fltrust.rules.rule import Aggregate, Received
 
 
@@ -64,7 +64,8 @@ class MultiKrum(GramRule):
     the smallest scores. If scores are equal, the first client's update wins. n counts the usable updates only.
 
     The iterated form is that of Shejwalkar and Houmansadr (NDSS 2021): it takes Krum's choice out and scores the rest again, until 2f + 2
-    updates are left. Their notebooks count an update among its own nearest; here it never is.
+    updates are left. Their notebooks count an update among its own nearest; here it never is. If scores are equal, the one nearer to all
+    updates that are left wins, by its sum of squared distances; then the first.
 
     Parameters
     ----------
@@ -82,8 +83,8 @@ class MultiKrum(GramRule):
     >>> updates = torch.tensor([[1.0], [2.0], [3.0], [5.0], [90.0]])  # scores 5, 2, 5, 13 and 14,794
     >>> MultiKrum(tolerate=1)(updates)
     Aggregate(update=tensor([2.7500]), shares=tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000]))
-    >>> MultiKrum(tolerate=0, iterated=True)(updates).shares  # 3 (score 9), then 2 (10), then 1 (16, and 5 has 16 too)
-    tensor([0.3333, 0.3333, 0.3333, 0.0000, 0.0000])
+    >>> MultiKrum(tolerate=0, iterated=True)(updates).shares  # 3, then 2, then 5: it has 16 like 1, but is nearer to 90
+    tensor([0.0000, 0.3333, 0.3333, 0.3333, 0.0000])
     """
 
     tolerate: int
@@ -118,16 +119,26 @@ class MultiKrum(GramRule):
 def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
     """Which rows (.., n) Krum picks, one after the other, from those it has not picked yet, until `leave` usable rows or `most` picks.
 
-    Equal scores: the lowest row. So too when f + 2 rows or fewer are left to pick from and none has a neighbour that counts.
+    Equal scores: the row with the smaller sum of squared distances to all rows left, then the lowest row.
     """
-    nearest, order = _others(sq_distances, usable).sort(dim=-1)  # once: each pick only takes a row out
+    if (picks := gpu_picks(sq_distances, tolerate, usable, leave, most)) is not None:
+        return picks
+    n = sq_distances.shape[-1]
+    row = torch.arange(n, device=sq_distances.device)
     left = usable.expand(sq_distances.shape[:-1])  # (.., n)
-    for _ in range(min(sq_distances.shape[-1] - leave, most)):
-        count = left.sum(-1, keepdim=True)  # (.., 1)
-        near = left[..., None, :].expand(order.shape).gather(-1, order)  # (.., n, n), as sorted
-        near = near & (near.cumsum(-1) <= count[..., None] - tolerate - 2)
-        scores = torch.where(near, nearest, 0).sum(-1)
-        left = left & ~(_is_row(_smallest(scores, left), left) & (count > leave))
+    count = left.sum(-1, keepdim=True)  # (.., 1)
+    rank = _others(sq_distances, usable).argsort(-1).argsort(-1)  # (.., n, n); not usable and itself come last
+    near = torch.where(rank < count[..., None] - tolerate - 2, sq_distances, -1)  # to neighbours that count; else -1
+    for step in range(min(n - leave, most)):
+        scores = torch.where(left, near.clamp(min=0).sum(-1), torch.inf)
+        tied = left & (scores == scores.amin(-1, keepdim=True))
+        to_all = torch.where(left[..., None, :], sq_distances, 0).sum(-1)
+        picked = torch.where(tied, to_all, torch.inf).argmin(-1, keepdim=True)  # (.., 1)
+        left = left & ~((row == picked) & (step < count - leave))
+        # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
+        was_near = torch.where(row == picked[..., None], near, -1).amax(-1, keepdim=True) >= 0  # (.., n, 1)
+        lost = torch.where(was_near, picked[..., None], near.argmax(-1, keepdim=True))
+        near = near.scatter(-1, lost, -1)
     return usable & ~left
 
 
