@@ -10,7 +10,8 @@ from fltrust.attacks import ATTACKS
 from fltrust.codec import built
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.rules import FLAME, RULES, Aggregate, FLDetector, FoolsGold, Median, Received, Rule, SignGuard, take_step
+from fltrust.rules import FLAME, RULES, Aggregate, FLDetector, FoolsGold, Median, Received, Rule, SignGuard, rows, take_step
+from fltrust.rules.krum import krum_picks
 from fltrust.simulation import _Plain, simulate
 from fltrust.tasks.task import Task
 from fltrust.training.optimisers import Adam, Momentum
@@ -189,6 +190,55 @@ def test_it_goes_on_with_the_same_bits() -> None:
     whole = list(simulate(run, task))
     rest = list(simulate(run, task, after=2, state=whole[1].state))
     assert_same(rest, whole[2:], 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["normal", "whole", "copies"])
+@pytest.mark.parametrize("n", [3, 11, 100, 128, 1000])
+def test_the_window_in_registers_is_the_plain_one(n: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(n)
+    updates = torch.randint(-3, 4, (n, 1001), generator=generator).float() if kind == "whole" else torch.randn(n, 1001, generator=generator)
+    if kind == "copies":
+        updates[n // 2 :] = updates[: n - n // 2].clone()
+        updates[-1] *= 1e30
+    usable = torch.rand(n, generator=generator) < 0.9
+    updates[~usable] = float("nan")
+    updates, usable = updates.cuda(), usable.cuda()
+    cases = [(drop, trim) for drop in sorted({0, 1, n // 5, (n - 1) // 2, n}) for trim in (None, drop)]
+    fast = [rows.nearest_mean(updates, usable, *case) for case in cases]
+    monkeypatch.setattr(rows, "_gpu_kernels", lambda: None)
+    for case, result in zip(cases, fast, strict=True):
+        torch.testing.assert_close(result, rows.nearest_mean(updates, usable, *case), rtol=1e-12, atol=1e-14, msg=str(case))
+
+
+@pytest.mark.parametrize("n", [3, 7, 11, 31, 100, 128])
+def test_picks_by_one_program_are_the_plain_ones(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(n)
+    f = (n - 3) // 4
+    drawn = [torch.randn(n, 9, generator=generator), torch.randint(-2, 3, (n, 2), generator=generator).double()]  # few ties and many
+    distances = [rows.sq_distances_of(points.double() @ points.double().T).cuda() for points in drawn]
+    usable = (torch.rand(n, generator=generator) < 0.9).cuda()
+    cases = [(matrix, f, usable, 2 * f, most) for matrix in distances for most in (n, 2)]
+    fast = [krum_picks(*case) for case in cases]
+    monkeypatch.setattr(rows, "_gpu_kernels", lambda: None)
+    for case, picked in zip(cases, fast, strict=True):
+        assert torch.equal(picked, krum_picks(*case))
+
+
+def test_inner_products_do_not_overflow_and_round_nothing_more() -> None:
+    gpu = pytest.importorskip("fltrust.fast.gpu")
+    updates = torch.randn(12, 5000, generator=torch.Generator().manual_seed(0)).cuda()
+    plain = gpu.gram(updates)
+    blocks = updates[:, :4096].unflatten(1, (2, 2048)).transpose(0, 1)  # the same sums without scaling
+    rest = updates[:, 4096:].double()
+    assert torch.equal(plain, torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T))
+    exact = updates.double() @ updates.double().T
+    torch.testing.assert_close(plain, exact, rtol=1e-5, atol=1e-2)
+    huge = gpu.gram(updates * 1e30)  # squares of 1e60 are beyond float32
+    assert torch.isfinite(huge).all()
+    exact = (updates * 1e30).double() @ (updates * 1e30).double().T
+    torch.testing.assert_close(huge / 1e60, exact / 1e60, rtol=1e-5, atol=1e-2)
 
 
 def assert_same(some: list[Record], others: list[Record], tolerance: float) -> None:

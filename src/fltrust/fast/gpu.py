@@ -89,7 +89,7 @@ def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, 
     size, steps = max(16, triton.next_power_of_2(n)), min(n - leave, most)
     picked = torch.empty(n, dtype=torch.uint8, device=sq_distances.device)
     _krum_picks[(1,)](
-        sq_distances.contiguous(), usable.view(torch.uint8), picked, n, tolerate, leave, steps, size, num_warps=max(4, size // 8)
+        sq_distances.contiguous(), usable.view(torch.uint8), picked, n, tolerate, leave, steps, size, num_warps=max(4, size // 4)
     )
     return picked.view(torch.bool)
 
@@ -99,19 +99,20 @@ def _krum_picks(distances, usable, picked, n, tolerate, leave, steps, SIZE: tl.c
     row = tl.arange(0, SIZE)
     there = tl.load(usable + row, row < n, 0) != 0
     count = tl.sum(there.to(tl.int32), 0)
+    # Column i holds the distances of client i, the same as row i: so threads side by side read side by side, and sums stay in a thread.
     distance = tl.load(distances + row[:, None] * n + row[None, :], (row < n)[:, None] & (row < n)[None, :], 0.0)
-    near = tl.where(there[None, :] & (row[:, None] != row[None, :]), distance, -1.0)  # to neighbours that count; else -1
+    near = tl.where(there[:, None] & (row[:, None] != row[None, :]), distance, -1.0)  # to neighbours that count; else -1
     for _ in range(tolerate + 1):
-        near = tl.where(row[None, :] == tl.argmax(near, 1)[:, None], -1.0, near)
+        near = tl.where(row[:, None] == tl.argmax(near, 0)[None, :], -1.0, near)
     left = there
     for step in range(steps):
-        scores = tl.where(left, tl.sum(tl.maximum(near, 0.0), 1), float("inf"))
-        to_all = tl.sum(tl.where(left[None, :], distance, 0.0), 1)
+        scores = tl.where(left, tl.sum(tl.maximum(near, 0.0), 0), float("inf"))
+        to_all = tl.sum(tl.where(left[:, None], distance, 0.0), 0)
         tied = left & (scores == tl.min(scores, 0))
         pick = tl.argmin(tl.where(tied, to_all, float("inf")), 0)
         left = left & ((row != pick) | (step >= count - leave))
         # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
-        was_near = tl.max(tl.where(row[None, :] == pick, near, -1.0), 1) >= 0
-        lost = tl.where(was_near, pick, tl.argmax(near, 1))
-        near = tl.where(row[None, :] == lost[:, None], -1.0, near)
+        was_near = tl.max(tl.where(row[:, None] == pick, near, -1.0), 0) >= 0
+        lost = tl.where(was_near, pick, tl.argmax(near, 0))
+        near = tl.where(row[:, None] == lost[None, :], -1.0, near)
     tl.store(picked + row, (there & (left == 0)).to(tl.uint8), row < n)

@@ -33,9 +33,9 @@ class Bulyan(Rule):
     --------
     >>> import torch
     >>> from fltrust import Bulyan
-    >>> updates = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [90.0]])
-    >>> Bulyan(tolerate=1)(updates)  # S = 3, 4, 2, 5, 1; the three values nearest to its median are 2, 3 and 4
-    Aggregate(update=tensor([3.]), shares=None)
+    >>> updates = torch.tensor([[1.0], [3.0], [4.0], [6.0], [10.0], [12.0], [90.0]])
+    >>> Bulyan(tolerate=1)(updates)  # S = 4, 6, 10, 3, 12; the three values nearest to its median are 3, 4 and 6
+    Aggregate(update=tensor([4.3333]), shares=None)
     """
 
     tolerate: int
