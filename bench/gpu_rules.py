@@ -3,8 +3,8 @@
     PYTHONPATH=src python bench/gpu_rules.py            # every registered rule
     PYTHONPATH=src python bench/gpu_rules.py krum nnm+median
 
-The task of `gpu_rounds.py`: 100 clients, the paper's CNN (139,960 parameters), random images, float16 products. The median of five blocks of
-40 rounds after 20 rounds to warm up; FedAvg is timed first and last. Rules that were built for 20 malicious clients of 100.
+The task of `gpu_rounds.py`: 100 clients, the paper's CNN (139,960 parameters), random images, float16 products. The median of five blocks
+of 40 rounds, after 20 rounds to warm up. FedAvg is timed first and last. Rules that ask how many clients are malicious are told 20.
 """
 
 import statistics

@@ -8,7 +8,6 @@ from fractions import Fraction
 from statistics import fmean, median
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray

@@ -92,9 +92,18 @@ def image_task(attack: Any, device: str, *, residual: bool = False, dropout: boo
 
 
 def run_of(rule: str, attack: Any, **changes: Any) -> Experiment:
+    made_rule = rule_of(rule, 2 if rule == "bulyan" else 3)  # Bulyan needs 4f + 3 clients
     fixed = {"dataset": "own", "model": "own", "num_clients": 12, "clients_per_round": 12, "malicious": 3, "batch_size": 8, "root_size": 30}
     return Experiment(
-        **{**fixed, "rule": rule_of(rule, 3), "attack": attack, "rounds": 4, "global_lr": 1e-3, "evaluate_every": 1, **changes}
+        **{
+            **fixed,
+            "rule": made_rule,
+            "attack": attack,
+            "rounds": 4,
+            "global_lr": 1e-3,
+            "evaluate_every": 1,
+            **changes,
+        }
     )
 
 

@@ -84,7 +84,7 @@ EVERY_RULE += [  # a rule within a rule: by distances, with a root update, with 
     BySize(FLTrust()),
     Zeno(2, mean_square=True),
 ]
-EVERY_RULE += [RLR(threshold=3), RLR(by_size=False), MeaMed(0), Phocas(5), NNM(Bulyan(1), 2)]
+EVERY_RULE += [RLR(threshold=3), RLR(by_size=False), MeaMed(0), Phocas(4), NNM(Bulyan(1), 2)]
 EVERY_RULE += [FLAME(noise=0), FoolsGold(last=5), SignGuard(similarity=True), FLDetector(window=2, start=1, for_good=True, rule=Median())]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]
 EVERY_ATTACK += [KrumAttack("partial"), TrimAttack("partial")]
