@@ -69,7 +69,7 @@ FEWER = {"bulyan": {"tolerate": 1}}  # it needs 4f + 3 clients, and the laws try
 EVERY_RULE: list[Rule] = [built(RULES, name, TOLD | FEWER.get(name, {})) for name in RULES]
 EVERY_RULE += [FedAvg(by_size=False), CentredClipping(tau=0.5, steps=3)]
 EVERY_RULE += [MultiKrum(2, keep=3), MultiKrum(2, iterated=True), DnC(2, filter=1.5), DnC(2, rounds=3, coordinates=9)]
-EVERY_RULE += [GeometricMedian(start="inner")]
+EVERY_RULE += [GeometricMedian(start="mean")]
 EVERY_RULE += [  # a rule within a rule: by distances, with a root update, with a memory, with ids, several deep
     NNM(Krum(2), 2),
     NNM(FoolsGold(), 2),

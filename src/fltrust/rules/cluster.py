@@ -18,6 +18,7 @@ from fltrust.rules.rows import (
     measure,
     median_of,
     sq_distances_of,
+    unit_of,
     weighted_sum,
 )
 from fltrust.rules.rule import Aggregate, Received, Rule
@@ -46,7 +47,7 @@ def model_distances(updates: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     squares = (rows.norm / unit).square()  # (n,): |x_i|^2
     beyond = 2 * along + squares  # (n,): |w + x_i|^2 - |w|^2
     length = ((norm / unit).square() + beyond).clamp(min=0).sqrt()  # (n,): |w + x_i|
-    apart = sq_distances_of(inner_products(updates, rows)) * (longest / unit).square()  # (n, n): |x_i - x_j|^2
+    apart = sq_distances_of(inner_products(updates, rows)) * (unit_of(rows) / unit).square()  # (n, n): |x_i - x_j|^2
     longer = (beyond[:, None] - beyond) / divisor(length[:, None] + length)  # |w + x_i| - |w + x_j|
     sizes = 2 * length[:, None] * length
     distances = torch.where(sizes > 0, (apart - longer.square()).clamp(min=0) / divisor(sizes), 1).clamp(max=2)

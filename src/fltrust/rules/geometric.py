@@ -12,7 +12,7 @@ from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
 from fltrust.rules.rows import divisor, sq_distances_of
 
-_TINY = 1e-300  # no distance between rows, of which the longest has length 1, is as small and not 0
+_TINY = 1e-300  # no distance between rows, none of them longer than 1, is as small and not 0
 
 
 @RULES.register("geometric-median", label="Geometric median", reference="Pillutla, Kakade, Harchaoui, IEEE TSP 2022")
@@ -20,14 +20,13 @@ _TINY = 1e-300  # no distance between rows, of which the longest has length 1, i
 class GeometricMedian(GramRule):
     """The point z with the smallest sum of distances to the updates, approximately (RFA, Pillutla et al. 2022).
 
-    z starts as the mean. Each step weights the updates by b_i = 1 / max(nu, ||g_i - z||) and moves z to sum_i b_i g_i / sum_i b_i
+    Each step weights the updates by b_i = 1 / max(nu, ||g_i - z||) and moves z to sum_i b_i g_i / sum_i b_i
     (smoothed Weiszfeld). nu is `smoothing` times the median distance to z, so the rule does not depend on the scale of the updates.
 
-    The authors weight clients by their size, take nu = 1e-5 whatever the scale, and take at most 4 steps. Here all clients count the same,
-    since sizes are what clients claim.
-
-    Few steps from the mean do not suffice against very long updates: f of them at distance L leave z about L (f / (n - f))^steps away from
-    the others. `start="inner"` has no such weakness. If an update lies exactly on z, z leaves it slowly, wherever it starts.
+    The authors weight clients by their size, start at the mean, take nu = 1e-5 whatever the scale, and take at most 4 steps. Here all
+    clients count the same, since sizes are what clients claim. Few steps from the mean do not suffice against very long updates: f of them
+    at distance L leave z about L (f / (n - f))^steps away from the others. So z starts further inside. If an update lies exactly on z, z
+    leaves it slowly, wherever it starts.
 
     Parameters
     ----------
@@ -35,9 +34,9 @@ class GeometricMedian(GramRule):
         How often z moves.
     smoothing : float, default 1e-06
         The distance below which an update pulls no harder, as a fraction of the median distance.
-    start : {"mean", "inner"}, default "mean"
-        "mean" is the authors' start. "inner" weights each update by 1 / its median distance to the others, so no length of a minority's
-        updates can move it far.
+    start : {"inner", "mean"}, default "inner"
+        "inner" weights each update by 1 / its median distance to the others, so no length of a minority's updates can move it far. "mean"
+        is the authors' start.
 
     Examples
     --------
@@ -51,7 +50,7 @@ class GeometricMedian(GramRule):
 
     steps: int = 8
     smoothing: float = 1e-6
-    start: Literal["mean", "inner"] = "mean"
+    start: Literal["inner", "mean"] = "inner"
 
     def __post_init__(self) -> None:
         if not self.steps >= 1:

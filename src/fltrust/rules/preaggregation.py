@@ -33,7 +33,7 @@ class Measured:
 
     @cached_property
     def products(self) -> Tensor:
-        """The inner products (n, n) of the rows, the longest of length 1."""
+        """The inner products (n, n) of the rows, divided by the square of a unit in which none is longer than 1."""
         return inner_products(self.received.updates, self.rows)
 
 

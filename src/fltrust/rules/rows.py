@@ -259,22 +259,26 @@ def gram(updates: Tensor) -> Tensor:
     return products.tril() + products.tril(-1).T  # only what is below the diagonal counts beside it
 
 
+def unit_of(rows: Rows) -> Tensor:
+    """A power of two () just above the longest row: dividing by it rounds nothing, so rows that tie still do."""
+    exponent = torch.frexp(rows.norm.amax())[1].clamp(-1022, 1023)
+    return torch.ldexp(torch.ones_like(rows.scale[0]), exponent)
+
+
 def inner_products(updates: Tensor, rows: Rows) -> Tensor:
-    """The rows' inner products (n, n), in float64, in units in which the longest row has length 1; 0 for rows that are not usable."""
-    longest = rows.norm.amax()
-    longest = torch.where(longest > 0, longest, 1)
+    """The rows' inner products (n, n), in float64, after division by `unit_of(rows)`; 0 for rows that are not usable."""
+    unit = unit_of(rows)
     if _kernels(updates):
-        products, size = gram(updates) / longest / longest, torch.ones_like(rows.scale)
+        products, size = gram(updates) / unit / unit, torch.ones_like(rows.scale)
     else:
         products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
         for columns in _column_blocks(updates):
             block = _scaled(updates[:, columns], rows.scale)
             products.addmm_(block, block.T)
         products = products.tril() + products.tril(-1).T
-        size = rows.scale / longest  # so that no square overflows
+        size = rows.scale / unit  # so that no square overflows
     pair = rows.usable[:, None] & rows.usable
-    products = torch.where(pair, products * size[:, None] * size, 0)
-    return products.diagonal_scatter((rows.norm / longest).square())
+    return torch.where(pair, products * size[:, None] * size, 0)
 
 
 def sq_distances_of(products: Tensor) -> Tensor:
