@@ -12,6 +12,7 @@ import pytest
 from made_up import made_up
 
 from fltrust.cli import main
+from fltrust.errors import InputError
 from fltrust.league import BOARDS, COLUMNS, ROWS, Board, Cell, Column, Row, cells, chosen, plan
 from fltrust.league.plan import IMPOSSIBLE
 from fltrust.league.table import ATTACKS_LEFT_OUT, RULES_LEFT_OUT
@@ -21,6 +22,8 @@ from fltrust.report.league_text import FORMATS
 from fltrust.report.repeat import league_command
 from fltrust.report.standings import Standings, league, standings
 from fltrust.rules import Krum, Rule
+from fltrust.rules.rule import try_rule
+from fltrust.running.pool import Tasks, run_to_result
 from fltrust.store.results import Result, Results
 
 # ---------------------------------------------------------------- what it consists of
@@ -63,6 +66,12 @@ def test_a_rule_expects_the_malicious_clients() -> None:
     assert cell.run
     assert cell.run.rule == Krum(tolerate=20)
     assert cell.run.rounds == 2000
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=list(BOARDS))
+def test_every_rule_works_with_the_clients_there_are(board: Board) -> None:
+    runs = [cell.run for cell in cells(dataclasses.replace(board, columns=board.columns[:1])) if cell.run]
+    assert [refusal for run in runs if (refusal := try_rule(run.rule, run.clients_per_round, run.num_clients))] == []
 
 
 def test_runs_of_the_papers_tables_count() -> None:
@@ -269,6 +278,23 @@ def test_what_is_missing_is_run_and_a_failed_run_stops_no_other(program, tmp_pat
     code, out, _ = program(*SHORT, "--plugin", "mine.py", "--rule", "my-rule", "--format", "csv")
     assert code == 0
     assert [line["rule"] for line in csv.DictReader(io.StringIO(out))] == ["my-rule", "my-rule"]
+
+
+def test_runs_that_differ_in_their_rule_share_a_task_and_nothing_else(tmp_path: Path, har: Path) -> None:
+    boards = chosen(["har"], ["foolsgold", "median"], ["label-flip", "none"])
+    runs = plan(boards, seeds=1, rounds=3)
+    tasks = Tasks("cpu", str(har))
+    built = [tasks.of(run) for run in runs]
+    assert [one is built[0] for one in built] == [True, True, False, False]
+    assert built[2] is built[3]
+    for run in runs:
+        shared = run_to_result(run, tmp_path / "shared", tasks)
+        alone = run_to_result(run, tmp_path / "alone", Tasks("cpu", str(har)))
+        assert (shared.test_error, shared.train_error) == (alone.test_error, alone.train_error)
+    few = dataclasses.replace(runs[-1], rule=Krum(tolerate=29))
+    assert tasks.of(runs[-1])
+    with pytest.raises(InputError, match="Krum"):
+        tasks.of(few)  # a rule that cannot work is refused although the task is there
 
 
 def test_a_dry_run_counts_and_runs_nothing(program, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

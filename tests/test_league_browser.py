@@ -68,7 +68,7 @@ def test_the_best_rule_comes_first_and_every_cell_is_there(browser: Browser, tab
     rows = browser.run(f"[...document.querySelectorAll('{ROW}')].map(row => row.cells[0].firstChild.textContent)")
     assert rows == [one.row.label for one in tables[0].rows]
     assert rows[-1] == "Krum"  # it lacks an attack
-    backdoors = sum(column.backdoor for column in tables[0].columns)
+    backdoors = sum(column.targeted for column in tables[0].columns)
     widths = browser.run(f"[...document.querySelectorAll('{ROW}')].map(row => row.cells.length)")
     assert set(widths) == {4 + len(tables[0].columns) + backdoors}
     krum = browser.run(f"[...document.querySelectorAll('{ROW}')].at(-1).cells[{place(tables, 'krum') - 1}].className")
@@ -109,7 +109,7 @@ def test_rules_and_attacks_are_filtered_by_text(browser: Browser, tables: list[S
     assert browser.run(rows) == expected
     write(browser, 1, "scal,trim")
     assert browser.run(heads) == ["Trim", "Scaling", "Scaling"]
-    assert browser.run(groups)[3:] == [["tailored to a rule", 1], ["backdoors: error", 1], ["backdoors: success", 1]]
+    assert browser.run(groups)[3:] == [["tailored to a rule", 1], ["targeted: error", 1], ["targeted: success", 1]]
     assert browser.run(f"[...document.querySelector('{ROW}').cells].filter(cell => !cell.hidden).length") == 7
     write(browser, 0, "nobody")
     assert browser.run("document.querySelector('#league .nothing').hidden") is False
@@ -125,7 +125,7 @@ def test_a_click_on_a_cell_shows_its_runs(browser: Browser, tables: list[Standin
     assert browser.run("document.querySelector('#panel h2').textContent") == f"MNIST-0.5 · {best.label} · Scaling"
     text = browser.run("document.querySelector('#panel').innerText")
     assert "over 2 seeds" in text
-    assert "Backdoor success" in text
+    assert "Success 0." in text
     assert f"fltrust league --dataset mnist-0.5 --rule {best.name} --attack scaling --seeds 2" in text
     assert browser.run("document.querySelectorAll('#panel .plot svg .curve').length") > 2
     browser.key("Escape")
@@ -184,4 +184,4 @@ CONTRASTS = """[...document.querySelectorAll('#league-0 .cell b, #league-0 .cell
 def test_columns_have_the_names_of_the_attacks(browser: Browser, tables: list[Standings]) -> None:
     heads = browser.run("[...document.querySelectorAll('#league-0 .upright')].map(head => head.textContent)")
     columns: tuple[Column, ...] = tables[0].columns
-    assert heads == [column.label for column in columns] + [column.label for column in columns if column.backdoor]
+    assert heads == [column.label for column in columns] + [column.label for column in columns if column.targeted]

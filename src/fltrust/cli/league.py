@@ -69,7 +69,7 @@ def _show(screen: Console, table: Standings, done: Results, rounds: int | None) 
     else:
         _show_rules(screen, table)
     counts = f"{seeds_of(table.counts)}. " if table.counts else ""
-    screen.print(f"Test error, and after a slash the success of a backdoor. {counts}", style="dim", highlight=False)
+    screen.print(f"Test error, and after a slash the success of a targeted attack. {counts}", style="dim", highlight=False)
 
 
 def _beside(table: Standings, done: Results, rounds: int | None) -> list[Standing]:
@@ -85,7 +85,7 @@ def _beside(table: Standings, done: Results, rounds: int | None) -> list[Standin
 
 def _show_rules(screen: Console, table: Standings) -> None:
     shown = Table(title=f"{table.label}: the worst attack of the set", title_justify="left", box=None, header_style="bold")
-    for title in ("rule", "worst error", "under", "worst backdoor", "under", "no attack", "attacks run", "ms per round"):
+    for title in ("rule", "worst error", "under", "worst success", "under", "no attack", "attacks run", "ms per round"):
         shown.add_column(title, justify="left" if title in ("rule", "under") else "right")
     for one in table.rows:
         clean = next((error_and_success(place) for place in one.places if place.cell.column.idle), "")
@@ -109,8 +109,8 @@ def _show_attacks(screen: Console, table: Standings, beside: Sequence[Standing])
         shown.add_row(Text(column.label), *(error_and_success(one.places[place]) for one in rows))
     shown.add_section()
     shown.add_row("worst error", *(_named(worst_of(one.worst_error), one) for one in rows), style="bold")
-    if any(column.backdoor for column in table.columns):
-        shown.add_row("worst backdoor", *(_named(worst_of(one.worst_success), one) for one in rows), style="bold")
+    if any(column.targeted for column in table.columns):
+        shown.add_row("worst success", *(_named(worst_of(one.worst_success), one) for one in rows), style="bold")
     screen.print(shown, highlight=False)
 
 

@@ -34,8 +34,12 @@ def cells(board: Board, rounds: int | None = None) -> list[Cell]:
 
 
 def _impossible(dataset: str, column: Column) -> str:
-    without_trigger = column.backdoor and DATASETS[dataset].trigger is None
+    without_trigger = _has_trigger(column.registered) and DATASETS[dataset].trigger is None
     return "this data set has no trigger for a backdoor" if without_trigger else IMPOSSIBLE.get((dataset, column.registered), "")
+
+
+def _has_trigger(attack: str) -> bool:
+    return "trigger" in ATTACKS[attack].__dataclass_fields__
 
 
 def chosen(datasets: Collection[str] = (), rules: Collection[str] = (), attacks: Collection[str] = ()) -> list[Board]:
@@ -62,7 +66,7 @@ def _columns(names: Collection[str]) -> tuple[Column, ...]:
         listed = [column for column in COLUMNS if name in (column.name, column.registered)]
         if not listed:
             known("attack", name, ATTACKS)
-            listed = [Column(name, OWN, backdoor="trigger" in getattr(ATTACKS[name], "__dataclass_fields__", ()))]
+            listed = [Column(name, OWN, targeted=_has_trigger(name))]
         found |= {column.name: column for column in listed}
     return tuple(found.values())
 

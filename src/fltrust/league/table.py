@@ -36,7 +36,7 @@ class Column:
     name: str
     group: str
     parameters: tuple[tuple[str, Any], ...] = ()
-    backdoor: bool = False  # its success is a number of its own
+    targeted: bool = False  # wants an answer of its choice: its success is a number of its own
     idle: bool = False  # nobody attacks
 
     @property
@@ -91,18 +91,17 @@ ROWS: tuple[Row, ...] = (
     Row("fltrust"),
 )
 
-_NONE, _DATA, _BLIND, _SEEING, _TAILORED, _BACKDOOR = (
+_NONE, _DATA, _BLIND, _SEEING, _TAILORED, _TARGETED = (
     "no attack",
     "poisoned data",
     "no view of honest clients",
     "sees honest updates",
     "tailored to a rule",
-    "backdoors",
+    "targeted",
 )
 COLUMNS: tuple[Column, ...] = (
     Column("none", _NONE, idle=True),
     Column("label-flip", _DATA),
-    Column("label-flip-targeted", _DATA),
     Column("label-flip-random", _DATA),
     Column("label-flip-dynamic", _DATA),
     Column("gaussian", _BLIND),
@@ -120,10 +119,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("trim", _TAILORED),
     Column("adaptive", _TAILORED),
     Column("optimal-adaptive", _TAILORED),
-    Column("scaling", _BACKDOOR, backdoor=True),
-    Column("dba", _BACKDOOR, backdoor=True),
-    Column("neurotoxin", _BACKDOOR, backdoor=True),
-    Column("edge-case", _BACKDOOR, backdoor=True),
+    Column("label-flip-targeted", _TARGETED, targeted=True),
+    Column("scaling", _TARGETED, targeted=True),
+    Column("dba", _TARGETED, targeted=True),
+    Column("neurotoxin", _TARGETED, targeted=True),
+    Column("edge-case", _TARGETED, targeted=True),
 )
 OWN = "your own"  # the group of an attack that is not in the list
 

@@ -27,9 +27,9 @@ def league_section(embedded: Embedded, tables: Sequence[Standings]) -> Element:
         tag(
             "p",
             "One in five clients is malicious. The columns that count come first: the highest test error under any attack of the set, and "
-            "the highest success of any backdoor. Rules are placed by the larger of the two, so a backdoor that works is a failure. "
-            "Plain FedAvg and norm clipping are the baselines. An attack written for one rule runs against all of them. "
-            "Click a number to see its runs.",
+            "the highest success of any targeted attack (backdoors, targeted label flipping). Rules are placed by the larger of the two, "
+            "so a backdoor that works is a failure. Plain FedAvg and norm clipping are the baselines. An attack written for one rule runs "
+            "against all of them. Click a number to see its runs.",
             class_="claim",
         ),
         _controls(),
@@ -49,7 +49,7 @@ def _controls() -> Element:
         tag("div", field("Rules ", "krum, nnm"), field("Attacks ", "flip, alie"), class_="filters"),
         tag(
             "p",
-            tag("span", "Error above FedAvg's without attack, or backdoor success: "),
+            tag("span", "Error above FedAvg's without attack, or success: "),
             *(tag("span", words, class_=f"heat-key heat-{step}") for step, words in enumerate(bounds)),
             tag("span", "not run", class_="heat-key not-run"),
             tag("span", "\N{EN DASH} cannot be run", class_="heat-key left-out"),
@@ -73,7 +73,7 @@ class _Opened:
             elif not place.results:
                 says = ["Not run."]
             else:
-                says = [sentence("Error", place.error)] + ([sentence("Backdoor success", place.success)] if place.success else [])
+                says = [sentence("Error", place.error)] + ([sentence("Success", place.success)] if place.success else [])
             command = "" if cell.impossible else league_command(cell, place.results)
             title = f"{label} · {cell.row.label} · {cell.column.label}"
             self._numbers[id(place)] = self._embedded.open(title, says, place.results, command)
@@ -91,8 +91,8 @@ class _Shown(NamedTuple):
 
 
 def _shown(columns: Sequence[Column]) -> list[_Shown]:
-    errors = [(f"{column.group}: error" if column.backdoor else column.group, place, False) for place, column in enumerate(columns)]
-    successes = [("backdoors: success", place, True) for place, column in enumerate(columns) if column.backdoor]
+    errors = [(f"{column.group}: error" if column.targeted else column.group, place, False) for place, column in enumerate(columns)]
+    successes = [("targeted: success", place, True) for place, column in enumerate(columns) if column.targeted]
     shown: list[_Shown] = []
     for group, place, success in errors + successes:
         shown.append(_Shown(group, place, columns[place], success, first=not shown or shown[-1].group != group))
@@ -110,7 +110,7 @@ def _board(opened: _Opened, table: Standings) -> Element:
     head = [
         sorter("rule", left=True),
         sorter("error"),
-        sorter("backdoor"),
+        sorter("success"),
         cost,
         *(_attack_head(one) for one in shown),
     ]
@@ -183,7 +183,7 @@ def _cell(opened: _Opened, table: Standings, place: Place, shown: _Shown) -> Ele
         return tag("td", button, class_=f"{start} {place.missing.replace(' ', '-')}")
     seeds = plural(len(number.ours), "seed")
     spread = tag("small", f"±{number.spread:.3f}") if len(number.ours) > 1 else None
-    what = f"{place.cell.row.label}, {place.cell.column.label}: {'backdoor success' if shown.success else 'error'}, {seeds}"
+    what = f"{place.cell.row.label}, {place.cell.column.label}: {'success' if shown.success else 'error'}, {seeds}"
     button = tag("button", tag("b", f"{number.mean:.3f}"), spread, type="button", data_cell=opens, title=what)
     heat = _heat(number, 0.0 if shown.success else table.reference)
     return tag("td", button, class_=f"{start} {heat}", data_sort=round(number.mean, 6))

@@ -28,7 +28,7 @@ def bounded(worst: Worst | None, row: Standing) -> str:
 
 
 def _written(table: Standings) -> Written:
-    head = ["rule", "worst error", "worst backdoor", "ms per round", *(column.label for column in table.columns)]
+    head = ["rule", "worst error", "worst success", "ms per round", *(column.label for column in table.columns)]
     rows = [
         [
             one.row.label + (" (baseline)" if one.row.baseline else ""),
@@ -48,7 +48,7 @@ def caption(table: Standings) -> str:
     spread = ", mean ± standard deviation over seeds" if max(table.counts) > 1 else ""
     made = f"Hardware: {by_hardware(table.results)}. Arithmetic: {arithmetic(table.results)}."
     timed = f" Milliseconds per round: median of a rule's runs on {table.hardware}." if table.hardware else ""
-    return f"Test error{spread}; after the slash the success of the backdoor. {seeds(table.counts)}. {made}{timed}"
+    return f"Test error{spread}; after the slash the success of a targeted attack. {seeds(table.counts)}. {made}{timed}"
 
 
 def markdown(tables: Sequence[Standings]) -> str:

@@ -1,7 +1,8 @@
 """How the league stands on one data set: each rule's numbers under each attack, the worst of them, and what a round costs.
 
-An error is the share of wrong answers on the test examples. A backdoor's success is the share of triggered test examples that get the
-attacker's answer. Both are shares of harm, so a rule is placed by the larger of its two worst numbers: a backdoor that works is a failure.
+An error is the share of wrong answers on the test examples. The success of a targeted attack (a backdoor, a targeted label flip) is the
+share of the examples that it aims at which get the attacker's answer. Both are shares of harm, so a rule is placed by the larger of its two
+worst numbers: a backdoor that works is a failure.
 """
 
 import statistics
@@ -29,9 +30,9 @@ class Place:
 
     @property
     def success(self) -> Number | None:
-        """Of a backdoor; None where there is none, or nothing was run."""
+        """Of a targeted attack; None for others, or if nothing was run."""
         ours = tuple(one.final_success for one in self.results if one.final_success is not None)
-        return Number(ours, None, 0.0) if ours and self.cell.column.backdoor else None
+        return Number(ours, None, 0.0) if ours and self.cell.column.targeted else None
 
     @property
     def missing(self) -> str:
