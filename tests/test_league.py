@@ -20,7 +20,7 @@ from fltrust.paper import EXHIBITS
 from fltrust.registry import ATTACKS, RULES, Registry
 from fltrust.report.league_text import FORMATS
 from fltrust.report.repeat import league_command
-from fltrust.report.standings import Standings, league, standings
+from fltrust.report.standings import Standings, standings, whole_league
 from fltrust.rules import Krum, Rule
 from fltrust.rules.rule import try_rule
 from fltrust.running.pool import Tasks, run_to_result
@@ -180,7 +180,7 @@ def test_a_rule_of_ones_own_has_a_row_in_the_report() -> None:
     base = result("fedavg", TRIM, 0.1)
     own = dataclasses.replace(base, run=dataclasses.replace(base.run, rule=Mine()))
     longer = dataclasses.replace(base, run=dataclasses.replace(base.run, rule=Krum(tolerate=2)))  # a rule of the list, but not its row
-    table = next(table for table in league(Results([base, own, longer])) if table.board.dataset == "har")
+    table = next(table for table in whole_league(Results([base, own, longer])) if table.board.dataset == "har")
     (row,) = (one for one in table.rows if one.row.name == "Mine")
     assert (row.ran, row.harm) == (1, 0.1)
     assert len(table.rows) == len(BOARDS["har"].rows) + 1

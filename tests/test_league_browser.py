@@ -13,7 +13,7 @@ from fltrust.league.plan import IMPOSSIBLE
 from fltrust.paper import EXHIBITS
 from fltrust.report.agreement import judge
 from fltrust.report.page import reproduction_page
-from fltrust.report.standings import Standings, league
+from fltrust.report.standings import Standings, whole_league
 from fltrust.store.results import Results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -38,7 +38,7 @@ def tables() -> Iterator[list[Standings]]:
             if (cell.row.name, cell.column.name) != ("krum", "krum"):
                 error = random.Random(cell.run.key).uniform(0.03, 0.9)
                 found += [made_up(cell.run, error=error + 0.01 * seed, success=error / 2, seed=seed) for seed in (0, 1)]
-        yield league(Results(found))
+        yield whole_league(Results(found))
 
 
 @pytest.fixture(scope="module")

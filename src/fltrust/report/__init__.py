@@ -10,7 +10,7 @@ from fltrust.errors import InputError
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.report.agreement import Judged, judge
 from fltrust.report.layout import side_by_side
-from fltrust.report.standings import Standings, league
+from fltrust.report.standings import Standings, whole_league
 from fltrust.store import results
 from fltrust.store.files import replace
 from fltrust.store.results import Curves, Result, Results
@@ -37,7 +37,7 @@ def build(sources: Sequence[Path], out: Path) -> Report:
     if not any(runs.values()) and len(sources) == 1:
         found = _read(sources[0])
         judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
-        tables = league(found)
+        tables = whole_league(found)
         written = _files(page.reproduction_page(judged, found, tables), judged, found) | _league_files(tables)
         return Report(_write(written, out), judged)
     for source, inside in runs.items():

@@ -130,7 +130,7 @@ def standings(board: Board, found: Results, rounds: int | None = None) -> Standi
     return Standings(board, tuple(rows), reference, ", ".join(machine) if machine else "")
 
 
-def league(found: Results) -> list[Standings]:
+def whole_league(found: Results) -> list[Standings]:
     """The whole league, with a row for every other rule whose runs fit into it, such as a plug-in's."""
     return [standings(replace(board, rows=(*board.rows, *_others(board, found))), found) for board in BOARDS.values()]
 
