@@ -19,7 +19,8 @@ from fltrust.cli import app
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import EXHIBITS, Cell, Figures
-from fltrust.paper.exhibit import declared
+from fltrust.paper.exhibit import ABLATIONS, declared
+from fltrust.paper.exhibit import RULES as PAPERS_RULES
 from fltrust.paper.plan import plan
 from fltrust.report import build, figures, tables
 from fltrust.report.agreement import Number, _judged, judge, tally
@@ -28,7 +29,6 @@ from fltrust.report.looks import look_of
 from fltrust.report.page import reproduction_page, runs_page
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.sections import pairs_of
-from fltrust.rules import RULES
 from fltrust.store import results
 from fltrust.store.results import Result, Results
 
@@ -174,8 +174,9 @@ def test_reproduce_runs_the_cell_again(monkeypatch: pytest.MonkeyPatch) -> None:
         done = tuple(made_up(half, seed=seed) for seed in (0, 2))
         words = shlex.split(reproduce_command(exhibit, cell, done))[1:]
         (names,), options = called(monkeypatch, "fltrust.cli.reproduce", "reproduce", words)
-        chosen = {option: options[option] for option in ("seeds", "precision", "only_datasets", "only_attacks", "only_rules")}
-        assert {one.run for one in done} <= set(plan([EXHIBITS[one] for one in names], **chosen))
+        chosen = {option: options[option] for option in ("seeds", "only_datasets", "only_attacks", "only_rules")}
+        precision = options["how"].arithmetic
+        assert {one.run for one in done} <= set(plan([EXHIBITS[one] for one in names], precision=precision, **chosen))
 
 
 def test_curves_of_a_figure_look_different_and_a_rule_always_the_same() -> None:
@@ -259,6 +260,7 @@ def test_a_report_is_a_page_figures_and_tables(tmp_path: Path) -> None:
         "index.html",
         *(f"figures/{name}.{kind}" for name in pictures for kind in ("png", "pdf")),
         *(f"tables/{name}.{kind}" for name in EXHIBITS for kind in ("md", "tex")),
+        *(f"tables/league.{kind}" for kind in ("md", "tex", "csv")),
     }
     assert all((tmp_path / "seen" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in pictures)
     assert all((tmp_path / "seen" / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in pictures)
@@ -321,9 +323,10 @@ def test_runs_of_ones_own_stand_side_by_side() -> None:
     ]
     page = runs_page(some, {exhibit: judge(exhibit, found) for exhibit in (table, curves)})
     assert page.count("<h2>") == 3 + len(some)
-    variants = Results(made_up(Experiment.on("har", rule)) for rule in RULES)
+    compared = {**PAPERS_RULES, **ABLATIONS, "centred-clipping": "", "foolsgold": ""}  # as many as there are looks: more would repeat them
+    variants = Results(made_up(Experiment.on("har", rule)) for rule in compared)
     _, rules = side_by_side(variants)
-    assert len({look_of(rules, cell)._replace(marker="") for cell in rules.cells}) == len(RULES)
+    assert len({look_of(rules, cell)._replace(marker="") for cell in rules.cells}) == len(compared)
     files = figures.draw({curves: judge(curves, found)}, found)
     assert files["figures/curves.png"].startswith(b"\x89PNG")
 
