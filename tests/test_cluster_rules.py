@@ -332,3 +332,21 @@ def test_a_run_learns_and_resumes_with_the_same_bits(rule: Any) -> None:
     assert whole[-1].weights is not None
     assert whole[0].weights is not None
     assert not torch.equal(whole[-1].weights, whole[0].weights)
+
+
+@pytest.mark.parametrize("length", [1e3, 1e10, 1e30])
+def test_a_very_long_row_is_not_near_to_all_others(length: float) -> None:
+    """With a formula that cancels, its distances to all others come out as 0: one group, which it belongs to."""
+    chance = torch.Generator().manual_seed(3)
+    weights = torch.randn(500, generator=chance)
+    updates = 0.1 * torch.randn(9, 500, generator=chance)
+    updates[4] = length * torch.randn(500, generator=chance)
+    result = FLAME(noise=0).aggregate(Received(updates, weights=weights))
+    rest = torch.arange(9) != 4
+    models = (weights + updates[rest]).double()
+    cosines = torch.nn.functional.cosine_similarity(models[:, None], models[None], dim=2)
+    expected = HDBSCAN(metric="precomputed", min_cluster_size=5, min_samples=1, allow_single_cluster=True, copy=True)
+    admitted = expected.fit((1 - cosines).clamp(min=0).fill_diagonal_(0).numpy()).labels_ == 0
+    assert result.shares is not None
+    assert result.shares[4] == 0
+    assert ((result.shares[rest] > 0).numpy() == admitted).all()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import small_attack
 
 from fltrust.attacks import ATTACKS
 from fltrust.codec import built
@@ -21,7 +22,7 @@ if not torch.cuda.is_available():
 
 import numpy as np
 
-from fltrust.attacks import Scaling, Trigger
+from fltrust.attacks import Trigger
 from fltrust.models import CNN, BucketingCNN, ResNet20, initialise
 
 
@@ -108,7 +109,7 @@ def run_of(rule: str, attack: Any, **changes: Any) -> Experiment:
 
 
 def made(attack: str) -> Any:
-    return Scaling(trigger=Trigger(((1, 1), (2, 2)), 5.0, 1)) if attack == "scaling" else ATTACKS[attack]()
+    return small_attack(attack, Trigger(((1, 1), (2, 2), (1, 3), (3, 1)), 5.0, 1))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_run_with_a_rule_on_the_host_is_the_plain_one(
 
 @pytest.mark.parametrize("local_steps", [1, 2])
 def test_dropout_on_the_gpu_is_that_of_the_cpu(local_steps: int) -> None:
-    run = run_of("fedavg", made("none"), local_steps=local_steps)
+    run = run_of("fedavg", made("none"), local_steps=local_steps, local_lr=0.01)
     there, here = (list(simulate(run, image_task(made("none"), device, dropout=True))) for device in ("cuda", "cpu"))
     assert_same(there, here, 1e-3)
 

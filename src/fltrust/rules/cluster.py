@@ -38,7 +38,8 @@ def _mean_of_cut(updates: Tensor, rows: Rows, admitted: Tensor, bound: Tensor) -
 def model_distances(updates: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     """The cosine distances (n, n), in float64, between the models w + x_i; infinite for rows that are not usable, 0 on the diagonal.
 
-    1 - cos(a, b) = (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|). Updates are far shorter than weights, and here nothing cancels.
+    1 - cos(a, b) = (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|): where models are near each other, as honest ones are, nothing cancels in it.
+    Where they are far apart, it is <a, b> that is precise.
     """
     direction, norm = direction_and_norm(weights)
     longest = rows.norm.amax()
@@ -47,10 +48,13 @@ def model_distances(updates: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     squares = (rows.norm / unit).square()  # (n,): |x_i|^2
     beyond = 2 * along + squares  # (n,): |w + x_i|^2 - |w|^2
     length = ((norm / unit).square() + beyond).clamp(min=0).sqrt()  # (n,): |w + x_i|
-    apart = sq_distances_of(inner_products(updates, rows)) * (unit_of(rows) / unit).square()  # (n, n): |x_i - x_j|^2
+    products = inner_products(updates, rows) * (unit_of(rows) / unit).square()  # (n, n): <x_i, x_j>
+    apart = sq_distances_of(products)  # (n, n): |x_i - x_j|^2
     longer = (beyond[:, None] - beyond) / divisor(length[:, None] + length)  # |w + x_i| - |w + x_j|
-    sizes = 2 * length[:, None] * length
-    distances = torch.where(sizes > 0, (apart - longer.square()).clamp(min=0) / divisor(sizes), 1).clamp(max=2)
+    sizes = length[:, None] * length
+    near = (apart - longer.square()) / divisor(2 * sizes)
+    far = 1 - ((norm / unit).square() + along[:, None] + along + products) / divisor(sizes)
+    distances = torch.where(sizes > 0, torch.where(apart < sizes, near, far), 1).clamp(0, 2)
     pair = rows.usable[:, None] & rows.usable
     return torch.where(pair, distances.fill_diagonal_(0), torch.inf)
 
