@@ -1,4 +1,4 @@
-.PHONY: install demo test check bench bench-gpu clean
+.PHONY: install demo test check peers baselines bench bench-gpu clean
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
@@ -34,13 +34,28 @@ check: $(READY_TO_TEST)
 PEERS ?= build/peers
 PEERS_PIP = $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c $(PEERS)/constraints.txt
 
-bench:
+# These want versions of torch or numpy that ours excludes, or packages that are of no use to their rules: they come alone.
+ALONE := byzpy==0.1.4 fedml==0.9.6 flexclash==0.0.3 flexible-fl==0.7.0 openfl==1.9 p2pfl==0.4.4
+NEEDED_BY_THEM := cardinality cloudpickle gdown multiprocess opendp psutil sultan tensorly tqdm
+
+peers: $(PEERS)/ready
+
+$(PEERS)/ready: pyproject.toml constraints.txt
 	python3 -m venv $(PEERS)
 	grep -E '^(torch|numpy|numba)==' constraints.txt > $(PEERS)/constraints.txt
 	$(PEERS_PIP) torch
-	$(PEERS_PIP) -e '.[fast]'
+	$(PEERS_PIP) -e '.[fast]' pytest
 	$(PEERS_PIP) -e '.[peers]' || $(PEERS_PIP) byzfl || echo "no peer could be installed"
+	$(PEERS_PIP) --no-deps $(ALONE) && $(PEERS_PIP) $(NEEDED_BY_THEM) || echo "some peers could not be installed"
+	touch $(PEERS)/ready
+
+baselines: peers
+	PYTHONPATH=src:tests $(PEERS)/bin/python -W ignore -m peers --search
+	PYTHONPATH=src:tests $(PEERS)/bin/python -m pytest tests/peers
+
+bench: peers
 	$(PEERS)/bin/python bench/aggregation.py
+	$(PEERS)/bin/python bench/peers.py
 	$(PEERS)/bin/python bench/round.py
 	$(PEERS)/bin/python bench/scale.py
 

@@ -5,7 +5,7 @@ import numpy as np
 from fltrust.randomness import stream
 
 KINDS = {
-    "plain": "a common direction plus noise of about twice its length",
+    "plain": "a common direction plus noise, most of it in a few coordinates",
     "groups": "rows of three groups of clients, each with a direction of its own",
     "outliers": "plain, but f of the n rows point the other way and are ten times as long",
     "short": "the plain rows divided by 1,000",
@@ -24,7 +24,8 @@ def rows(kind: str, n: int, seed: int) -> np.ndarray:
     """(n, d) float64."""
     chance = stream(seed, "peers", n)
     common = chance.standard_normal(D)
-    drawn = common + 2 * chance.standard_normal((n, D))
+    noise = 4 * chance.standard_normal((n, D)) / np.arange(1, D + 1)  # like gradients: few directions hold most of it
+    drawn = common + noise
     if kind == "groups":
         drawn = 3 * chance.standard_normal((3, D))[chance.integers(0, 3, n)] + drawn
     if kind == "outliers":

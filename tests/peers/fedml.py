@@ -72,6 +72,7 @@ COMPARISONS: list[Comparison] = [
         lambda rows, f: mean(before("coordinate_wise_trimmed_mean_defense", "CoordinateWiseTrimmedMeanDefense", beta=f / len(rows))(rows)),
         "trim-mean",
         "sorts the clients by number of examples and leaves int(beta n) of them out at each end; values are not looked at",
+        by_order=True,
     ),
     Comparison("KrumDefense(m=1)", lambda rows, f: krum(rows, f, 1), "krum", "squared distances to the n - f - 2 nearest; asks for n >= 2f + 2 + m"),
     Comparison(
@@ -82,7 +83,7 @@ COMPARISONS: list[Comparison] = [
     ),
     Comparison("RFADefense", rfa, "geometric-median", "clients' weights are a set, so equal ones become one; one median for each layer", largest=50),
     Comparison("BulyanDefense", bulyan, "bulyan", "Krum by distances, not squared, to n' - f others; then the mean of one value less", largest=50),
-    Comparison("CClipDefense(tau=5.0, bucket_size=1)", centred, {"name": "centred-clipping", "tau": 5.0}, "one step from a random client's row"),
+    Comparison("CClipDefense(tau=5.0, bucket_size=1)", centred, {"name": "centred-clipping", "tau": 5.0}, "one step from a random client's row", by_order=True),
     Comparison(
         "NormDiffClippingDefense(norm_bound=2.0)",
         lambda rows, f: mean(before("norm_diff_clipping_defense", "NormDiffClippingDefense", norm_bound=2.0)(rows)),

@@ -69,7 +69,8 @@ def search(comparison: Comparison, most: int) -> Shortest | None:
             continue
         if apart <= SAME:
             continue
-        theirs, ours = steady(comparison.call, rows, f), steady(comparison.our_call, rows, f)
+        theirs = call(comparison.call, rows, f) if comparison.by_order else steady(comparison.call, rows, f)
+        ours = steady(comparison.our_call, rows, f)
         if theirs is not None and ours is not None:
             return Shortest(f, rows.tolist(), theirs.tolist(), ours.tolist())
     return None
