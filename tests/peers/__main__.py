@@ -15,7 +15,7 @@ from .page import write
 from .peer import PEERS, Peer
 from .shortest import load, search, store
 
-MOST, MOST_IF_THEY_AGREE = 4000, 1600  # small inputs to try
+MOST, MOST_IF_THEY_AGREE = 4000, 400  # small inputs to try
 
 
 def renew(peer: Peer) -> None:

@@ -87,10 +87,10 @@ ATTACKS: list[Comparison] = [
         "-tau times the honest mean; tau=2.0 by default",
     ),
     AttackComparison(
-        "ALittleIsEnough(tau=-1.5)",
-        lambda rows, m: attacks.ALittleIsEnough(-1.5)(rows),
-        {"name": "alie", "z": 1.5},
-        "mean + tau sd, the sample's sd (n - 1); tau=+1.5 by default",
+        "ALittleIsEnough(tau=1.5)",
+        lambda rows, m: attacks.ALittleIsEnough(1.5)(rows),
+        {"name": "alie", "z": 1.5, "upwards": True},
+        "mean + tau sd, with the sample's sd (divided by n - 1)",
     ),
     AttackComparison(
         "ALittleIsEnough(), default tau=1.5",

@@ -108,8 +108,8 @@ ATTACKS: list[Comparison] = [
     AttackComparison(
         "LittleAttack(f=m)",
         lambda rows, m: attacks["little"].LittleAttack(m).apply(honest_grads=each(rows)),
-        "alie",
-        "mean + z sd, z = Phi^-1((n - s)/n) with s = n//2 + 1 - m; the shift is upwards",
+        {"name": "alie", "upwards": True},
+        "mean + z sd, z = Phi^-1((n - s)/n) with s = n//2 + 1 - m",
     ),
     AttackComparison("MimicAttack(epsilon=0)", lambda rows, m: attacks["mimic"].MimicAttack().apply(honest_grads=each(rows)), "mimic", "copies honest row 0"),
     AttackComparison(

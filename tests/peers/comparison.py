@@ -29,6 +29,7 @@ class Comparison:
     computes: str  # what the peer computes, in a line
     largest: int = max(SIZES)  # rows; less for a peer that would take minutes
     by_size: bool = False  # client i has i + 1 examples
+    fewest: int = 1  # rows to search with: with fewer the rule is another one (Bulyan at f = 0 is the mean)
     by_order: bool = False  # the peer's result depends on the order of the rows, not only in ties
 
     registry = RULES

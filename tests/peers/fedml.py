@@ -82,7 +82,7 @@ COMPARISONS: list[Comparison] = [
         "mean of the n - 2f - 2 best, the most that it accepts; ours keeps n - f",
     ),
     Comparison("RFADefense", rfa, "geometric-median", "clients' weights are a set, so equal ones become one; one median for each layer", largest=50),
-    Comparison("BulyanDefense", bulyan, "bulyan", "Krum by distances, not squared, to n' - f others; then the mean of one value less", largest=50),
+    Comparison("BulyanDefense", bulyan, "bulyan", "Krum by distances, not squared, to n' - f others; then the mean of one value less", largest=50, fewest=7),
     Comparison("CClipDefense(tau=5.0, bucket_size=1)", centred, {"name": "centred-clipping", "tau": 5.0}, "one step from a random client's row", by_order=True),
     Comparison(
         "NormDiffClippingDefense(norm_bound=2.0)",

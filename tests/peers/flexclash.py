@@ -41,6 +41,7 @@ COMPARISONS: list[Comparison] = [
         "bulyan",
         "n - 2f times the best Krum score, rows of the distance matrix sorted in place; then its trimmed mean",
         largest=25,
+        fewest=7,
     ),
 ]
 ATTACKS: list[Comparison] = []

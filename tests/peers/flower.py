@@ -62,6 +62,7 @@ COMPARISONS: list[Comparison] = [
         lambda rows, f: result(newer.Bulyan(num_malicious_nodes=f), rows),
         "bulyan",
         "takes the n - 2f rows with the best Krum scores at once, scores are not computed anew",
+        fewest=7,
     ),
     Comparison("aggregate_median", lambda rows, f: older.aggregate_median(results(rows))[0], "median", "numpy's median"),
     Comparison(
@@ -88,6 +89,7 @@ COMPARISONS: list[Comparison] = [
         "bulyan",
         "n - 2f times Krum on what is left, with max(1, n' - f - 2) neighbours",
         largest=25,
+        fewest=7,
     ),
 ]
 ATTACKS: list[Comparison] = []

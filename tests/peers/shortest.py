@@ -29,8 +29,8 @@ class Shortest:
     ours: list[float]
 
 
-def small() -> Iterator[tuple[np.ndarray, int]]:
-    for n, d in product(range(1, MOST_ROWS + 1), range(1, MOST_COORDINATES + 1)):
+def small(fewest: int = 1) -> Iterator[tuple[np.ndarray, int]]:
+    for n, d in product(range(fewest, MOST_ROWS + 1), range(1, MOST_COORDINATES + 1)):
         for f in range(n // 2 + 1):
             yield from ((np.array(chosen, dtype=float), f) for chosen in islice(_points(n, d), MOST_INPUTS))
 
@@ -60,18 +60,18 @@ def steady(side: Call, rows: np.ndarray, f: int) -> np.ndarray | None:
 
 def search(comparison: Comparison, most: int) -> Shortest | None:
     """The first input on which the sides differ by more than rounding: a stair, or one of the first `most` small ones."""
-    for rows, f in chain(islice(small(), most), stairs()):
+    for rows, f in chain(islice(small(comparison.fewest), most), stairs()):
         if f == 0 and comparison.registry.plural == "attacks":
             continue
         try:  # the cheap look first
-            apart = difference(call(comparison.call, rows, f), call(comparison.our_call, rows, f))
+            ours = call(comparison.our_call, rows, f)
+            apart = difference(call(comparison.call, rows, f), ours)
         except Exception:  # one of them refuses it
             continue
         if apart <= SAME:
             continue
         theirs = call(comparison.call, rows, f) if comparison.by_order else steady(comparison.call, rows, f)
-        ours = steady(comparison.our_call, rows, f)
-        if theirs is not None and ours is not None:
+        if theirs is not None and steady(comparison.our_call, rows, f) is not None:
             return Shortest(f, rows.tolist(), theirs.tolist(), ours.tolist())
     return None
 
