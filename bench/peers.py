@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ MOST_SECONDS = 20.0  # for one contender
 def ours(name: str, choice: Any, updates: torch.Tensor, f: int) -> Contender:
     rule = built(RULES, choice, {"tolerate": f, "trim": f})
     n = len(updates)
-    received = Received(updates, client_ids=torch.arange(n), round=torch.tensor(1), generator=reseed(torch.Generator(), 0), weights=updates[0])
+    received = Received(
+        updates, client_ids=torch.arange(n), round=torch.tensor(1), generator=reseed(torch.Generator(), 0), weights=updates[0]
+    )
     memory = rule.init(n, updates[0])
     return name, "fltrust", lambda: lambda: take_step(rule, received, memory)
 
@@ -53,16 +56,20 @@ def of_byzfl(array: np.ndarray, f: int) -> list[Contender]:
     rules = module("byzfl.aggregators")
     torch_rows = torch.from_numpy(array)
     steps = {
-        "median": rules.Median(), "trim-mean": rules.TrMean(f), "meamed": rules.Meamed(f), "krum": rules.Krum(f), "multi-krum": rules.MultiKrum(f),
-        "geometric-median": rules.GeometricMedian(T=8), "caf": rules.CAF(f),
+        "median": rules.Median(), "trim-mean": rules.TrMean(f), "meamed": rules.Meamed(f), "krum": rules.Krum(f),
+        "multi-krum": rules.MultiKrum(f), "geometric-median": rules.GeometricMedian(T=8), "caf": rules.CAF(f),
     }  # fmt: skip
     found: list[Contender] = []
+
+    def arc_and_mean(rows: torch.Tensor) -> object:  # ARC changes the rows that it is given
+        return rules.Average()(rules.ARC(f)(rows))
+
     for name, rule in steps.items():
         found.append((name, "byzfl, torch", lambda rule=rule: lambda: rule(torch_rows)))
         found.append((name, "byzfl, numpy", lambda rule=rule: lambda: rule(array)))
-    found.append(("centred-clipping", "byzfl, torch", lambda: lambda rule=rules.CenteredClipping(tau=1.0): rule(torch_rows)))
+    found.append(("centred-clipping", "byzfl, torch", lambda: partial(rules.CenteredClipping(tau=1.0), torch_rows)))
     found.append(("nnm+median", "byzfl, torch", lambda: lambda: rules.Median()(rules.NNM(f)(torch_rows))))
-    found.append(("arc+fedavg", "byzfl, torch", lambda: lambda rows=torch_rows.clone(): rules.Average()(rules.ARC(f)(rows))))
+    found.append(("arc+fedavg", "byzfl, torch", lambda: partial(arc_and_mean, torch_rows.clone())))
     found.append(("bucketing+median", "byzfl, torch", lambda: lambda: rules.Median()(rules.Bucketing(2)(torch_rows))))
     return found
 
@@ -73,9 +80,10 @@ def of_byzpy(array: np.ndarray, f: int) -> list[Contender]:
     rows = list(torch.from_numpy(array))
     median = coordinate.CoordinateWiseMedian()
     steps = {
-        "median": median, "trim-mean": coordinate.CoordinateWiseTrimmedMean(f), "meamed": coordinate.MeanOfMedians(f), "krum": geometric.Krum(f),
-        "multi-krum": geometric.MultiKrum(f, len(rows) - f), "geometric-median": geometric.GeometricMedian(max_iter=8), "caf": norm.CAF(f),
-        "centred-clipping": norm.CenteredClipping(c_tau=1.0, M=1, init="zero"),
+        "median": median, "trim-mean": coordinate.CoordinateWiseTrimmedMean(f), "meamed": coordinate.MeanOfMedians(f),
+        "krum": geometric.Krum(f), "multi-krum": geometric.MultiKrum(f, len(rows) - f),
+        "geometric-median": geometric.GeometricMedian(max_iter=8),
+        "caf": norm.CAF(f), "centred-clipping": norm.CenteredClipping(c_tau=1.0, M=1, init="zero"),
     }  # fmt: skip
     found: list[Contender] = [(name, "byzpy", lambda rule=rule: lambda: rule.aggregate(rows)) for name, rule in steps.items()]
     found.append(("nnm+median", "byzpy", lambda: lambda: median.aggregate(before.NearestNeighborMixing(f).pre_aggregate(rows))))
@@ -129,7 +137,8 @@ def of_fedml(array: np.ndarray, f: int) -> list[Contender]:
 PEERS = {"byzfl": of_byzfl, "byzpy": of_byzpy, "flwr": of_flower, "torchjd": of_torchjd, "geom-median": of_geom_median, "fedml": of_fedml}
 OURS: dict[str, Any] = {
     "median": "median", "trim-mean": "trim-mean", "meamed": "meamed", "krum": "krum", "multi-krum": "multi-krum", "bulyan": "bulyan",
-    "geometric-median": "geometric-median", "caf": "caf", "rlr": {"name": "rlr", "threshold": 4}, "centred-clipping": {"name": "centred-clipping", "tau": 1.0},
+    "geometric-median": "geometric-median", "caf": "caf", "rlr": {"name": "rlr", "threshold": 4},
+    "centred-clipping": {"name": "centred-clipping", "tau": 1.0},
     "nnm+median": {"name": "nnm", "rule": "median"}, "arc+fedavg": {"name": "arc", "rule": "fedavg"},
     "bucketing+median": {"name": "bucketing", "size": 2, "rule": "median"},
 }  # fmt: skip
@@ -173,7 +182,9 @@ def race(runners: list[Contender], repeats: int) -> dict[tuple[str, str], list[f
 def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine()
+    )
 
 
 def main() -> None:

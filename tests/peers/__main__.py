@@ -1,8 +1,8 @@
 """Writes the tables of docs/baselines.md for the peers that are installed. PYTHONPATH must hold `tests` (one peer installs a `tests` too).
 
-    python -m peers                  # measure, and write the page
-    python -m peers --search         # first look for the shortest inputs again
-    python -m peers --only flower
+python -m peers                  # measure, and write the page
+python -m peers --search         # first look for the shortest inputs again
+python -m peers --only flower
 """
 
 import argparse
@@ -15,19 +15,18 @@ from .page import write
 from .peer import PEERS, Peer
 from .shortest import load, search, store
 
-MOST, MOST_IF_THEY_AGREE = 4000, 400  # small inputs to try
+MOST, MOST_IF_THEY_AGREE = 4000, 200  # small inputs to try
 
 
 def renew(peer: Peer) -> None:
     """Looks for the shortest inputs of this peer anew."""
-    found = {key: kept for key, kept in load().items() if not key.startswith(f"{peer.module}: ")}
+    store({key: kept for key, kept in load().items() if not key.startswith(f"{peer.module}: ")})
     for comparison in peer.comparisons():
         differs = any(measured(comparison).differ.values())
         shortest = search(comparison, MOST if differs else MOST_IF_THEY_AGREE)
         print(f"{peer.key(comparison)}: {shortest or 'no difference found'}", flush=True)
         if shortest is not None:
-            found[peer.key(comparison)] = shortest
-    store(found)
+            store(load() | {peer.key(comparison): shortest})
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ coordinate = module("byzpy.aggregators.coordinate_wise")
 geometric = module("byzpy.aggregators.geometric_wise")
 norm = module("byzpy.aggregators.norm_wise")
 before = module("byzpy.pre_aggregators")
-attacks = {name: module(f"byzpy.attacks.{name}") for name in ("empire", "gaussian", "little", "mimic", "sign_flip")}
+attacks = {name: module(f"byzpy.attacks.{name}") for name in ("empire", "little", "mimic", "sign_flip")}
 
 
 def each(rows: np.ndarray) -> list[torch.Tensor]:
@@ -52,12 +52,14 @@ COMPARISONS: list[Comparison] = [
         lambda rows, f: geometric.GeometricMedian().aggregate(each(rows)),
         {"name": "geometric-median", "steps": 1000},
         "Weiszfeld from the (lower) median until a step is at most 1e-6 long, whatever the rows' length",
+        fewest=3,
     ),
     Comparison(
         "GeometricMedian() beside our default",
         lambda rows, f: geometric.GeometricMedian().aggregate(each(rows)),
         "geometric-median",
         "ours stops after 8 steps",
+        fewest=3,
     ),
     Comparison(
         "CenteredClipping(c_tau=5.0, M=3, init='zero')",
@@ -65,7 +67,9 @@ COMPARISONS: list[Comparison] = [
         {"name": "centred-clipping", "tau": 5.0, "steps": 3},
         "three steps from zero; init='mean' and M=10 by default, nothing is remembered",
     ),
-    Comparison("CAF(f)", lambda rows, f: norm.CAF(f).aggregate(each(rows)), "caf", "top eigenvector by 3 power steps from a fixed random vector"),
+    Comparison(
+        "CAF(f)", lambda rows, f: norm.CAF(f).aggregate(each(rows)), "caf", "top eigenvector by 3 power steps from a fixed random vector"
+    ),
     Comparison(
         "NearestNeighborMixing(f), then the median",
         lambda rows, f: np.median(mixed(before.NearestNeighborMixing(f), rows), axis=0),
@@ -111,11 +115,10 @@ ATTACKS: list[Comparison] = [
         {"name": "alie", "upwards": True},
         "mean + z sd, z = Phi^-1((n - s)/n) with s = n//2 + 1 - m",
     ),
-    AttackComparison("MimicAttack(epsilon=0)", lambda rows, m: attacks["mimic"].MimicAttack().apply(honest_grads=each(rows)), "mimic", "copies honest row 0"),
     AttackComparison(
-        "GaussianAttack(mu=0.0, sigma=1.0, seed=0)",
-        lambda rows, m: attacks["gaussian"].GaussianAttack(seed=0).apply(honest_grads=each(rows)),
-        "gaussian",
-        "one N(0, 1) row",
+        "MimicAttack(epsilon=0)",
+        lambda rows, m: attacks["mimic"].MimicAttack().apply(honest_grads=each(rows)),
+        "mimic",
+        "copies honest row 0",
     ),
 ]

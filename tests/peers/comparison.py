@@ -29,7 +29,7 @@ class Comparison:
     computes: str  # what the peer computes, in a line
     largest: int = max(SIZES)  # rows; less for a peer that would take minutes
     by_size: bool = False  # client i has i + 1 examples
-    fewest: int = 1  # rows to search with: with fewer the rule is another one (Bulyan at f = 0 is the mean)
+    fewest: int = 1  # rows to search with: Bulyan at f = 0 is the mean, and two rows have many geometric medians
     by_order: bool = False  # the peer's result depends on the order of the rows, not only in ties
 
     registry = RULES
@@ -110,7 +110,7 @@ class Measured:
 
 def call(side: Call, drawn: np.ndarray, f: int) -> np.ndarray:
     """The side's result on rows of its own to change; the peers' global randomness starts anew."""
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
     torch.manual_seed(0)
     with np.errstate(all="ignore"):
         return np.asarray(side(drawn.copy(), f), dtype=np.float64).reshape(-1)
@@ -157,4 +157,3 @@ def least_rows(side: Call, f: int = 1) -> str:
         if np.isfinite(result).all() and result.size:
             return str(n)
     return "more than 12"
-

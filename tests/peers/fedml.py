@@ -63,7 +63,9 @@ def rlr(rows: np.ndarray, f: int) -> np.ndarray:
 COMPARISONS: list[Comparison] = [
     Comparison(
         "CoordinateWiseMedianDefense",
-        lambda rows, f: module(DEFENCES + "coordinate_wise_median_defense").CoordinateWiseMedianDefense(None).defend_on_aggregation(clients(rows))["w"],
+        lambda rows, f: (
+            module(DEFENCES + "coordinate_wise_median_defense").CoordinateWiseMedianDefense(None).defend_on_aggregation(clients(rows))["w"]
+        ),
         "median",
         "torch's median: the lower of the two middle values if n is even",
     ),
@@ -74,16 +76,38 @@ COMPARISONS: list[Comparison] = [
         "sorts the clients by number of examples and leaves int(beta n) of them out at each end; values are not looked at",
         by_order=True,
     ),
-    Comparison("KrumDefense(m=1)", lambda rows, f: krum(rows, f, 1), "krum", "squared distances to the n - f - 2 nearest; asks for n >= 2f + 2 + m"),
+    Comparison(
+        "KrumDefense(m=1)", lambda rows, f: krum(rows, f, 1), "krum", "squared distances to the n - f - 2 nearest; asks for n >= 2f + 2 + m"
+    ),
     Comparison(
         "KrumDefense(m=n-2f-2)",
         lambda rows, f: krum(rows, f, len(rows) - 2 * f - 2),
         "multi-krum",
         "mean of the n - 2f - 2 best, the most that it accepts; ours keeps n - f",
     ),
-    Comparison("RFADefense", rfa, "geometric-median", "clients' weights are a set, so equal ones become one; one median for each layer", largest=50),
-    Comparison("BulyanDefense", bulyan, "bulyan", "Krum by distances, not squared, to n' - f others; then the mean of one value less", largest=50, fewest=7),
-    Comparison("CClipDefense(tau=5.0, bucket_size=1)", centred, {"name": "centred-clipping", "tau": 5.0}, "one step from a random client's row", by_order=True),
+    Comparison(
+        "RFADefense",
+        rfa,
+        "geometric-median",
+        "clients' weights are a set, so equal ones become one; one median for each layer",
+        largest=50,
+        fewest=3,
+    ),
+    Comparison(
+        "BulyanDefense",
+        bulyan,
+        "bulyan",
+        "Krum by distances, not squared, to n' - f others; then the mean of one value less",
+        largest=50,
+        fewest=7,
+    ),
+    Comparison(
+        "CClipDefense(tau=5.0, bucket_size=1)",
+        centred,
+        {"name": "centred-clipping", "tau": 5.0},
+        "one step from a random client's row",
+        by_order=True,
+    ),
     Comparison(
         "NormDiffClippingDefense(norm_bound=2.0)",
         lambda rows, f: mean(before("norm_diff_clipping_defense", "NormDiffClippingDefense", norm_bound=2.0)(rows)),

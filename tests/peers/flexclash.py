@@ -21,14 +21,21 @@ def inner(decorated: object) -> object:
 multikrum, bulyan = inner(defences.multikrum), inner(defences.bulyan)
 
 COMPARISONS: list[Comparison] = [
-    Comparison("median", lambda rows, f: defences.median_f(models(rows))[0], "median", "the value at n // 2: the upper of the two middle values if n is even"),
+    Comparison(
+        "median",
+        lambda rows, f: defences.median_f(models(rows))[0],
+        "median",
+        "the value at n // 2: the upper of the two middle values if n is even",
+    ),
     Comparison(
         "trimmed_mean(trim_proportion=f/n)",
         lambda rows, f: defences.trimmed_mean_f(models(rows), f / len(rows))[0],
         "trim-mean",
         "cuts f values below and f - 1 above",
     ),
-    Comparison("multikrum(f, m=1)", lambda rows, f: multikrum(models(rows), f=f, m=1)[0], "krum", "squared distances to the n - f - 2 nearest"),
+    Comparison(
+        "multikrum(f, m=1)", lambda rows, f: multikrum(models(rows), f=f, m=1)[0], "krum", "squared distances to the n - f - 2 nearest"
+    ),
     Comparison(
         "multikrum(f, m=n-f)",
         lambda rows, f: multikrum(models(rows), f=f, m=len(rows) - f)[0],

@@ -31,7 +31,9 @@ def results(rows: np.ndarray) -> list[tuple[list[np.ndarray], int]]:
 
 
 COMPARISONS: list[Comparison] = [
-    Comparison("FedAvg", lambda rows, f: result(newer.FedAvg(), rows, by_size=True), "fedavg", "mean weighted by number of examples", by_size=True),
+    Comparison(
+        "FedAvg", lambda rows, f: result(newer.FedAvg(), rows, by_size=True), "fedavg", "mean weighted by number of examples", by_size=True
+    ),
     Comparison("FedMedian", lambda rows, f: result(newer.FedMedian(), rows), "median", "numpy's median"),
     Comparison(
         "FedTrimmedAvg(beta=f/n)",

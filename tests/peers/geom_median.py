@@ -10,12 +10,14 @@ COMPARISONS: list[Comparison] = [
         lambda rows, f: compute_geometric_median(rows).median,
         {"name": "geometric-median", "steps": 100},
         "Weiszfeld from the mean, distances at least 1e-6",
+        fewest=3,
     ),
     Comparison(
         "compute_geometric_median() beside our default",
         lambda rows, f: compute_geometric_median(rows).median,
         "geometric-median",
         "ours stops after 8 steps",
+        fewest=3,
     ),
     Comparison(
         "compute_geometric_median(maxiter=8)",

@@ -24,7 +24,12 @@ def section(peer: Peer) -> str:
         if plural == "rules":
             heading += ["one NaN row", "fewest rows at f = 1, theirs and ours"]
         shown = {peer.key(comparison): found.get(peer.key(comparison)) for comparison in chosen}
-        text.append(table([f"{peer.label} {peer.version}: {singular}", "ours", *heading], [line(comparison, shown[peer.key(comparison)]) for comparison in chosen]))
+        text.append(
+            table(
+                [f"{peer.label} {peer.version}: {singular}", "ours", *heading],
+                [line(comparison, shown[peer.key(comparison)]) for comparison in chosen],
+            )
+        )
         apart = [[f"`{key.partition(': ')[2]}`", *example(shortest)] for key, shortest in shown.items() if shortest is not None]
         if apart:
             text.append(table([f"shortest input: {singular}", "f" if plural == "rules" else "m", "rows", peer.label, "ours"], apart))
@@ -33,7 +38,14 @@ def section(peer: Peer) -> str:
 
 def line(comparison: Comparison, shortest: Shortest | None) -> list[str]:
     seen = measured(comparison)
-    cells = [f"`{comparison.theirs}`", f"`{comparison.our_text}`", comparison.computes, verdict(seen, shortest), counts(seen), amount(seen.largest)]
+    cells = [
+        f"`{comparison.theirs}`",
+        f"`{comparison.our_text}`",
+        comparison.computes,
+        verdict(seen, shortest),
+        counts(seen),
+        amount(seen.largest),
+    ]
     if comparison.registry.plural == "rules":
         cells += [with_one_nan(comparison.call), f"{least_rows(comparison.call)}, {least_rows(comparison.our_call)}"]
     return cells
@@ -54,7 +66,12 @@ def amount(largest: float) -> str:
 def example(found: Shortest) -> list[str]:
     rows = [point(row) for row in found.rows]
     stair = len(rows) > 10
-    return [str(found.f), f"{rows[0]}, {rows[1]} .. {rows[-2]}, {rows[-1]}" if stair else ", ".join(rows), point(found.theirs), point(found.ours)]
+    return [
+        str(found.f),
+        f"{rows[0]}, {rows[1]} .. {rows[-2]}, {rows[-1]}" if stair else ", ".join(rows),
+        point(found.theirs),
+        point(found.ours),
+    ]
 
 
 def point(row: list[float]) -> str:

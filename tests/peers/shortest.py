@@ -1,7 +1,8 @@
 """The shortest input on which a peer and ours differ: found by trying all small ones, never guessed.
 
 In order: few rows, few coordinates, small f, small whole numbers from 1 on (we leave rows of zeros out on purpose). An input on which
-either side's result depends on the order of the rows is passed over: that is a tie, and a tie is nobody's mistake.
+either side's result depends on the order of the rows is passed over: that is a tie, and a tie is nobody's mistake. (Attacks may look at the
+order: a client has a row of its own.)
 """
 
 import json
@@ -70,8 +71,9 @@ def search(comparison: Comparison, most: int) -> Shortest | None:
             continue
         if apart <= SAME:
             continue
-        theirs = call(comparison.call, rows, f) if comparison.by_order else steady(comparison.call, rows, f)
-        if theirs is not None and steady(comparison.our_call, rows, f) is not None:
+        theirs = call(comparison.call, rows, f)
+        sides = [side for side, ordered in ((comparison.call, comparison.by_order), (comparison.our_call, False)) if not ordered]
+        if comparison.registry.plural == "attacks" or all(steady(side, rows, f) is not None for side in sides):
             return Shortest(f, rows.tolist(), theirs.tolist(), ours.tolist())
     return None
 
