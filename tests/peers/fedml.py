@@ -90,8 +90,9 @@ COMPARISONS: list[Comparison] = [
         rfa,
         "geometric-median",
         "clients' weights are a set, so equal ones become one; one median for each layer",
-        largest=50,
+        largest=10,
         fewest=3,
+        by_order=True,
     ),
     Comparison(
         "BulyanDefense",

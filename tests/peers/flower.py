@@ -1,5 +1,7 @@
 """Flower's strategies (`flwr.serverapp.strategy`), and the functions behind its older ones (`flwr.server.strategy.aggregate`)."""
 
+import gc
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.server.strategy import aggregate as older
@@ -20,7 +22,12 @@ def replies(rows: np.ndarray, by_size: bool = False) -> list[Message]:
 
 
 def result(chosen: newer.Strategy, rows: np.ndarray, by_size: bool = False) -> np.ndarray:
-    arrays, _ = chosen.aggregate_train(1, replies(rows, by_size))
+    sent = replies(rows, by_size)
+    gc.freeze()  # Bulyan collects garbage once for every row, which takes a second in a large process
+    try:
+        arrays, _ = chosen.aggregate_train(1, sent)
+    finally:
+        gc.unfreeze()
     if arrays is None:
         raise ValueError("the strategy skipped the round")
     return arrays.to_numpy_ndarrays()[0]
