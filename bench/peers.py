@@ -83,8 +83,9 @@ def of_byzpy(array: np.ndarray, f: int) -> list[Contender]:
         "median": median, "trim-mean": coordinate.CoordinateWiseTrimmedMean(f), "meamed": coordinate.MeanOfMedians(f),
         "krum": geometric.Krum(f), "multi-krum": geometric.MultiKrum(f, len(rows) - f),
         "geometric-median": geometric.GeometricMedian(max_iter=8),
-        "caf": norm.CAF(f), "centred-clipping": norm.CenteredClipping(c_tau=1.0, M=1, init="zero"),
+        "centred-clipping": norm.CenteredClipping(c_tau=1.0, M=1, init="zero"),
     }  # fmt: skip
+    # its CAF is left out: on some rows it does not return
     found: list[Contender] = [(name, "byzpy", lambda rule=rule: lambda: rule.aggregate(rows)) for name, rule in steps.items()]
     found.append(("nnm+median", "byzpy", lambda: lambda: median.aggregate(before.NearestNeighborMixing(f).pre_aggregate(rows))))
     found.append(("bucketing+median", "byzpy", lambda: lambda: median.aggregate(before.Bucketing(2).pre_aggregate(rows))))
