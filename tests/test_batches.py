@@ -178,7 +178,7 @@ def test_local_epochs_equal_a_plain_loop(monkeypatch: pytest.MonkeyPatch, loss: 
     for t, clients, draw in _draws(run, task, 0):
         assert draw.examples.shape == (6, epochs * 4, 4)
         assert draw.root_examples.shape == (1, epochs * 3, 4)
-        sent = client_updates(run, task, weights, draw)
+        sent = client_updates(run, task, weights, draw, 0)
         mean = loss == "mean"
         expected = [by_hand(task, weights, task.clients[i], ("batches", t, i), epochs, 4, mean=mean) for i in clients.tolist()]
         torch.testing.assert_close(sent, torch.stack(expected), rtol=1e-4, atol=1e-6)
@@ -195,9 +195,9 @@ def test_the_server_takes_its_whole_root_set_once_per_epoch() -> None:
 def test_epochs_of_chunks_with_crops_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     run, task = small_run(local_epochs=2, augment=True), small_task(side=6)
     draw = next(_draws(run, task, 0))[2]
-    whole = client_updates(run, task, task.model.initial_weights, draw)
+    whole = client_updates(run, task, task.model.initial_weights, draw, 0)
     monkeypatch.setattr("fltrust.round.GATHERED", 2 * draw.examples[0].numel())
-    assert torch.equal(client_updates(run, task, task.model.initial_weights, draw), whole)
+    assert torch.equal(client_updates(run, task, task.model.initial_weights, draw, 0), whole)
 
 
 @pytest.mark.parametrize(
