@@ -280,6 +280,16 @@ def test_how_far_long_rows_move_the_geometric_median() -> None:
     assert moved > 1000
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("length", [1e12, 1e20, 1e30, 1e37])
+def test_very_long_rows_do_not_drown_the_distances_of_the_others(length: float, dtype: torch.dtype) -> None:
+    """Sums that hold the long rows' squares would lose the honest rows' distances, and then the long rows gain a share."""
+    for seed in range(40):
+        chance = torch.Generator().manual_seed(seed)
+        rows = torch.cat((torch.randn(16, 3, generator=chance), torch.full((4, 3), length))).to(dtype)
+        assert GeometricMedian()(rows).update.norm() < 5
+
+
 def test_two_clients_can_move_the_geometric_median_as_far_as_they_like() -> None:
     """One sends a long row, the other the mean of all: z starts on that row and leaves it slowly. Not so from the inner start."""
     rows = rows_of(2, n=10, malicious=0)

@@ -19,14 +19,17 @@ from fltrust.registry import RULES, Absent
 from fltrust.report.repeat import run_command
 from fltrust.rules import (
     ARC,
+    CAF,
     NNM,
     RLR,
     Bucketing,
     BySize,
     CentredClipping,
+    DnC,
     FedAvg,
     FLTrust,
     FoolsGold,
+    GeometricMedian,
     Krum,
     Median,
     MultiKrum,
@@ -39,7 +42,7 @@ from fltrust.rules import (
 )
 from fltrust.rules.by_size import GRAIN, client_weights
 from fltrust.rules.gram import GramRule
-from fltrust.rules.preaggregation import PreAggregation
+from fltrust.rules.preaggregation import Measured, PreAggregation
 from fltrust.rules.rows import divisor, sq_distances_of
 from fltrust.testing import draw
 
@@ -274,9 +277,9 @@ def test_f_clients_at_the_bound_are_tolerated() -> None:
 
 
 def test_by_size_says_which_bound_would_work() -> None:
-    with pytest.raises(InputError, match=r"with most = 3: a trimmed mean cannot trim 24 .* \(2 works\)"):
+    with pytest.raises(InputError, match=r"with most = 3: 24 of them may be malicious, .*; most = 2 works"):
         BySize(TrimmedMean(2), most=3.0)(torch.ones(10, 2))
-    with pytest.raises(InputError, match=r"no smaller one works"):
+    with pytest.raises(InputError, match=r"no smaller bound works"):
         BySize(Krum(9))(torch.ones(10, 2))
 
 
@@ -425,3 +428,29 @@ def test_an_absent_plug_in_within_a_wrapper() -> None:
     run = from_declaration(written)
     assert isinstance(run.rule, Absent)
     assert run.to_dict()["rule"] == written["rule"]
+
+
+@pytest.mark.parametrize("rule", [Krum(2), MultiKrum(2), CAF(2), GeometricMedian()], ids=repr)
+def test_two_long_rows_that_cancel_in_a_bucket_do_not_look_near(rule: Rule) -> None:
+    """Their mean is short but wrong; inner products of rows so long say nothing of it, so the rule must see the means themselves."""
+    updates = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+    wild = torch.randn(4, generator=torch.Generator().manual_seed(1))
+    updates[:2, :4] = 1e27
+    updates[0, 4:], updates[1, 4:] = 1e37 * wild, -1e37 * wild
+    together = 0
+    for seed in range(200):
+        received = Received(updates, generator=torch.Generator().manual_seed(seed))
+        mixing = Bucketing(rule).mixing(Measured(received))
+        together += int((mixing[:, 0] * mixing[:, 1]).any())
+        received = Received(updates, generator=torch.Generator().manual_seed(seed))
+        assert Bucketing(rule).step(received, ())[0].update.norm() < 5
+    assert together  # it did happen
+
+
+@pytest.mark.parametrize("rule", [Krum(3), MultiKrum(3), DnC(3), NNM(Krum(3), 3), NNM(Median(), 3)], ids=repr)
+def test_by_size_refuses_a_malicious_majority_of_rows(rule: Rule) -> None:
+    updates, sizes = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.full((10,), 100.0)
+    updates[:3], sizes[:3] = 1e6, 1e30
+    with pytest.raises(InputError, match=r"24 of them may be malicious, which leaves the others no majority; most = 1\.25 works"):
+        BySize(rule)(updates, sizes=sizes)
+    assert BySize(rule, most=1.25)(updates, sizes=sizes).update.norm() < 5

@@ -250,7 +250,8 @@ from pathlib import Path
 from fltrust.store import records, results
 results.read(Path(sys.argv[1]))
 results.distil(Path(sys.argv[2]))
-print(sorted(name for name in sys.modules if name.startswith(("fltrust.round", "fltrust.simulation", "fltrust.training", "fltrust.tasks"))))
+simulator = ("fltrust.round", "fltrust.simulation", "fltrust.training", "fltrust.tasks.task", "fltrust.tasks.b")
+print(sorted(name for name in sys.modules if name.startswith(simulator)))
 """
 
 

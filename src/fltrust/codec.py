@@ -46,6 +46,8 @@ def built(registry: Registry, choice: Any, told: Mapping[str, Any]) -> Any:
     kind = registry.entry(name).kind
     fields = dataclasses.fields(kind)
     names = [field.name for field in fields]
+    if what in choice and what not in names:
+        raise InputError(f"{name!r} cannot hold another {what}")
     if len(choice) > 1 and not names:
         raise InputError(f"{what} {name!r} has no parameters")
     parameters = {known(f"parameter of {name}", field, names): value for field, value in choice.items() if field != "name"}
@@ -68,7 +70,9 @@ def unfolded(registry: Registry, choice: Any) -> Any:
         choice = {"name": choice}
     if not isinstance(choice, Mapping) or not isinstance(choice.get("name"), str):
         return choice
-    name, _, within = choice["name"].partition("+")
+    name, plus, within = choice["name"].partition("+")
+    if plus and not (name and within):
+        raise InputError(f"{choice['name']!r}: a {registry.singular}'s name is missing beside '+'")
     within = within or choice.get(registry.singular)
     return {**choice, "name": name, **({registry.singular: unfolded(registry, within)} if within is not None else {})}
 

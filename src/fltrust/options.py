@@ -54,7 +54,9 @@ def _with(part: Any, path: list[str], value: Any, assignment: str) -> Any:
     if not path:
         return value
     if not isinstance(part, dict):
-        raise InputError(f"--set {assignment}: say first what it is a parameter of, such as --split dirichlet --set split.alpha=0.1")
+        raise InputError(
+            f"--set {assignment}: say first what it is a parameter of, such as --split dirichlet-clients --set split.alpha=0.1"
+        )
     return {**part, path[0]: _with(part.get(path[0]), path[1:], value, assignment)}
 
 

@@ -1,5 +1,6 @@
 """`fltrust league`: every rule against every attack, run where they have not been, and the table of what came out."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import typer
@@ -35,6 +36,8 @@ def league(
         raise InputError(f"--rounds must be at least 1, not {rounds}")
     if format is not None:
         known("format", format, FORMATS)
+    if format is not None and not how.out.is_dir():
+        raise InputError(f"there is no folder {how.out} with results")
     boards = chosen(only_datasets, only_rules, only_attacks)
     runs = plan(boards, seeds=seeds, precision=how.arithmetic, rounds=rounds)
     done = how.done()
@@ -53,6 +56,7 @@ def league(
         for board in boards
     }
     screen = Console()
+    how = dataclasses.replace(how, reported=rounds is None and all(board.dataset in BOARDS for board in boards))
     whole = work_through(screen, runs, how, done, parts=parts, line=line)
     if how.dry_run:
         return

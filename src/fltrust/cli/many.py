@@ -39,6 +39,7 @@ class How:
     plugins: Sequence[Path]
     out: Path
     dry_run: bool
+    reported: bool = True  # whether `fltrust report` shows such runs
 
     def prepare(self, seeds: int) -> None:
         """Loads the plug-ins and refuses what makes no sense."""
@@ -122,7 +123,8 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
             screen.print(f"failed: {describe(first)}{others}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
         screen.print(f"{len(left) - len(failed)} runs finished, {len(failed)} failed; the same command tries them again", highlight=False)
         return False
-    screen.print(f"all {len(left)} runs finished; see them with: fltrust report {how.out}", highlight=False, markup=False, soft_wrap=True)
+    see = f"; see them with: fltrust report {how.out}" if how.reported else ""
+    screen.print(f"all {len(left)} runs finished{see}", highlight=False, markup=False, soft_wrap=True)
     return True
 
 

@@ -120,14 +120,29 @@ def _scaled(rule: Rule, copies: int) -> Rule:
     return replace(rule, **changes)
 
 
+def _most_malicious(rule: Rule) -> int:
+    """How many malicious rows a rule expects, or a rule within it."""
+    parts = [(part.name, getattr(rule, part.name)) for part in fields(rule)]
+    counts = [int(value) for name, value in parts if name in rule.counts_malicious and value is not None]
+    return max([*counts, *(_most_malicious(value) for _, value in parts if isinstance(value, Rule))], default=0)
+
+
 @cache
 def _refusal(rule: Rule, most: float, n: int) -> str:
     """Why the rule cannot work with copies of n clients, and what would; nothing if it can."""
     fewest = max(1, int((GRAIN - 0.5) * n))  # rows: each client's copies are rounded down by a half at most
-    why = try_rule(_scaled(rule, _copies_of(most)), fewest)
+
+    def fault(copies: int) -> str:
+        scaled = _scaled(rule, copies)
+        worst = _most_malicious(scaled)
+        if 2 * worst + 2 >= fewest and worst:  # not every rule refuses a malicious majority by itself
+            return f"{worst} of them may be malicious, which leaves the others no majority"
+        return try_rule(scaled, fewest)
+
+    why = fault(_copies_of(most))
     if not why:
         return ""
     smaller = range(_copies_of(most) - 1, GRAIN - 1, -1)
-    fits = next((copies for copies in smaller if not try_rule(_scaled(rule, copies), fewest)), None)
-    works = "no smaller one works" if fits is None else f"{fits / GRAIN:g} works"
-    return f"by-size makes {fewest} or more rows of {n} clients, and with most = {most:g}: {why} ({works})"
+    fits = next((copies for copies in smaller if not fault(copies)), None)
+    works = "no smaller bound works" if fits is None else f"most = {fits / GRAIN:g} works"
+    return f"by-size makes {fewest} or more rows of {n} clients, and with most = {most:g}: {why}; {works}"

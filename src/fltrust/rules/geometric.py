@@ -61,18 +61,21 @@ class GeometricMedian(GramRule):
             raise InputError(f"a geometric median starts at 'mean' or 'inner', not {self.start!r}")
 
     def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
-        distances = sq_distances_of(products)  # (.., n, n)
         away = torch.where(usable, 0, torch.inf).double()  # rows that are not usable are infinitely far away
         count = usable.sum(-1, keepdim=True)
         middle = ((count - 1) // 2).clamp(min=0)  # of two in the middle the smaller one
-        shares = usable.double() / divisor(count)
-        if self.start == "inner":
-            to_others = (distances.sqrt() + away[..., None, :]).sort(dim=-1).values
-            shares = _pull(to_others.gather(-1, middle[..., None].expand(*usable.shape, 1))[..., 0] + away)
+        to_others = (sq_distances_of(products).sqrt() + away[..., None, :]).sort(dim=-1).values
+        inner = to_others.gather(-1, middle[..., None].expand(*usable.shape, 1))[..., 0] + away  # (.., n): median distance to the others
+        shares = _pull(inner) if self.start == "inner" else usable.double() / divisor(count)
+        # All rows as seen from the innermost one: then a very long row, whose share is tiny, does not drown the distances of the others.
+        origin = inner.argmin(-1, keepdim=True)
+        along = products.gather(-1, origin[..., None].expand(*usable.shape, 1))[..., 0]  # (.., n)
+        products = products - along[..., :, None] - along[..., None, :] + along.gather(-1, origin)[..., None]
+        squares = products.diagonal(dim1=-2, dim2=-1)
         for _ in range(self.steps):
-            to_rows = distances @ shares[..., None]  # (.., n, 1): sum_j w_j ||g_i - g_j||^2
-            spread = shares[..., None, :] @ to_rows  # (.., 1, 1)
-            distance = torch.sub(to_rows, spread, alpha=0.5)[..., 0].clamp(min=0).sqrt() + away  # (.., n): ||g_i - z||
+            to_centre = (products @ shares[..., None])[..., 0]  # (.., n): <g_i, z>
+            square = squares - 2 * to_centre + (shares * to_centre).sum(-1, keepdim=True)
+            distance = square.clamp(min=0).sqrt() + away  # (.., n): ||g_i - z||
             nu = self.smoothing * distance.sort(dim=-1).values.gather(-1, middle)
             shares = _pull(distance.maximum(nu))
         return torch.where(usable, shares, 0)

@@ -6,6 +6,7 @@ k rows go on, of n that were received: Y = A X, with A (k, n). A client's share 
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ class PreAggregation(Rule):
     """A mixing of the rows before another rule: a frozen dataclass with a field `rule` that defines `mixing`."""
 
     rule: Rule
+    cancels: ClassVar[bool] = False  # long rows that cancel in a sum can leave a short one: products would say nothing of it
 
     def __post_init__(self) -> None:
         if not isinstance(self.rule, Rule):
@@ -77,7 +79,7 @@ class PreAggregation(Rule):
     def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
         updates, sent, rule = received.updates, Measured(received), self.within
         mixing = self.mixing(sent)  # (k, n)
-        if isinstance(rule, GramRule) and not rule.needs_rows:  # the rows themselves are not needed
+        if isinstance(rule, GramRule) and not rule.needs_rows and not self.cancels:  # the rows themselves are not needed
             shares = rule.weigh(mixing @ sent.products @ mixing.T, (mixing != 0).any(1)) @ mixing
             return Aggregate(combined(updates, sent.rows, shares), shares.to(updates.dtype)), memory
         aggregate, memory = take_step(rule, self.handed_on(received, self.mixed(sent, mixing), mixing), memory)
@@ -159,6 +161,7 @@ class Bucketing(PreAggregation):
     size: int = 2
 
     needs_generator = True
+    cancels = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
