@@ -223,7 +223,7 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--set", "rounds.many=3"], "rounds has no parameters"),
         (["run", "--rule", "krum", "--set", "rule.tolerates=3"], "did you mean 'tolerate'?"),
         (["run", "--rule", "krum", "--set", "rule.tolerate=many"], "tolerate cannot be 'many'"),
-        (["run", "--set", "server.beta=0.5"], "first name what it is a parameter of"),
+        (["run", "--set", "server.beta=0.5"], "say first what it is a parameter of"),
         (["run", "--server", "adma"], "unknown optimiser 'adma': did you mean 'adam'?"),
         (["run", "--lr-decay", "half"], "lr_decay cannot be 'half'"),
         (["run", "--metrics", "los"], "unknown metric 'los'"),
