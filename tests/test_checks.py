@@ -76,6 +76,7 @@ def test_settings_are_the_authors() -> None:
     assert _run(r1_long_tail(), "no attack", "CM").malicious == 0
     first, later = (_run(r2(), "ALIE, beta 0", "CC").lr_at(t) for t in (5850, 5851))
     assert (first, later) == (0.1, pytest.approx(0.01))
+    assert _run(r3(), "LIE as released", "Trim-mean").attack == odd.LIENeverRun()
     assert _run(r3(), "LIE by the table", "Trim-mean").attack == ATTACKS["alie"](z="table")
     assert _run(r3(), "LIE by the formula", "Trim-mean").attack == ATTACKS["alie"]()
     assert [cell.run.malicious for cell in r4_cifar_10().cells] == [6, 12, 18, 6, 12, 18, 12]
@@ -202,9 +203,9 @@ def test_a_page_is_filled_from_results_and_filled_again_is_the_same() -> None:
     assert once.startswith("Before.\n<!-- checks: r3 -->\n")
     assert once.endswith("<!-- end -->\nAfter.\n")
     assert "| 9 | Min-Max | Trim-mean | 37.1 | 40.0 | 10.0 | 40.0 | 1 | agrees |  |" in once
-    assert "| 10 | LIE by the table | Trim-mean | 64.4 | 60.0 | 10.0 | 60.0 | 1 | agrees |  |" in once
+    assert "| 10 | LIE as released | Trim-mean | 64.4 | 60.0 | 10.0 | 60.0 | 1 | agrees |  |" in once
     assert "Trim attack, corrected 20.0, Min-Max 40.0, LIE by the formula 80.0" in once
-    assert "Min-Max 37.1, Trim attack as released 50.7, LIE by the table 64.4" in once
+    assert "Min-Max 37.1, Trim attack as released 50.7, LIE as released 64.4" in once
     assert filled(once, some_results()) == once
     with pytest.raises(InputError, match="asks for the check 'r9'"):
         filled("<!-- checks: r9 -->\n<!-- end -->", Results())
@@ -284,6 +285,14 @@ def test_the_released_trim_attack_hardly_moves_a_trimmed_mean_and_the_right_one_
     assert cosine(TrimAttack(honest_only=True).craft(known(rows, 10))) < 0.3
 
 
+def test_where_lie_never_runs_the_rule_gets_the_honest_rows_alone() -> None:
+    rows = torch.randn(50, 30, generator=torch.Generator().manual_seed(4))
+    sent = torch.cat((odd.LIENeverRun().craft(known(rows, 10)), rows[10:]))
+    for name in ("trim-mean", "median-upper"):
+        rule = RULES[name](10) if name == "trim-mean" else RULES[name]()
+        torch.testing.assert_close(rule(sent).update, rule(rows[10:]).update)
+
+
 def test_min_max_on_gradients_goes_the_other_way() -> None:
     rows = torch.randn(8, 30, generator=torch.Generator().manual_seed(2))
     ours, theirs = (ATTACKS[name]().craft(known(rows, 2))[0] - rows[2:].mean(0) for name in ("min-max", "min-max-on-gradients"))
@@ -319,6 +328,6 @@ def test_reproduce_plans_the_checks(capsys: pytest.CaptureFixture[str], tmp_path
     how = How("cpu", None, 1, None, str(tmp_path), [], tmp_path, True)
     reproduce(["r2", "r3"], only_datasets=[], only_attacks=[], only_rules=[], seeds=2, how=how)
     said = capsys.readouterr().out
-    assert "26 runs, 0 done, 26 to do" in said  # 6 and 7 experiments
+    assert "30 runs, 0 done, 30 to do" in said  # 6 and 9 experiments
     with pytest.raises(InputError, match="unknown check 'methods'"):
         reproduce(["r2", "methods"], only_datasets=[], only_attacks=[], only_rules=[], seeds=1, how=how)

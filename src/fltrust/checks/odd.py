@@ -136,6 +136,18 @@ class InertTrim(Attack):
         return -torch.where(gradients.mean(0) > 0, above + below, 0)
 
 
+@ATTACKS.register("lie-never-run", label="LIE as released in 2021", listed=False)
+@dataclass(frozen=True)
+class LIENeverRun(Attack):
+    """LIE as in the notebooks of NDSS21-Model-Poisoning, where it never runs: they ask for "LIE" and look for "lie".
+
+    So the rule gets the honest rows alone. Rows that no rule can use stand for those that were not sent.
+    """
+
+    def craft(self, known: Knowledge) -> Tensor:
+        return torch.full_like(known.own, torch.nan)
+
+
 @ATTACKS.register("min-max-on-gradients", label="Min-Max on gradients", listed=False)
 @dataclass(frozen=True)
 class MinMaxOnGradients(Attack):

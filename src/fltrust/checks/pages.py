@@ -40,7 +40,7 @@ def written(judged: Sequence[Judged]) -> str:
     table = judged[0].table
     numbers = f"{count.agree} of {count.compared} agree; {count.ran} of {count.cells} ran."
     limits = f"within {table.limit:g} points or twice the larger spread" + (", and dead where theirs is dead" if table.dead else "")
-    return f"{''.join(lines)}\nAccuracy in percent; compared is: {table.metric}. {numbers} Agreement: {limits}. Source: {table.source}.\n"
+    return f"{''.join(lines)}\nAccuracy in percent; compared: {table.metric}. {numbers} Agreement: {limits}. Source: {table.source}.\n"
 
 
 def _row(one: Judged) -> list[str]:
@@ -59,7 +59,7 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-_RELEASED = ("Min-Max", "LIE by the table", "Trim attack as released")
+_RELEASED = ("Min-Max", "LIE as released", "Trim attack as released")
 _DEFINED = ("Min-Max", "LIE by the formula", "Trim attack, corrected")
 
 
@@ -71,16 +71,14 @@ def rankings(judged: Sequence[Judged]) -> str:
         by_attack = {one.cell.row: one for one in judged if one.cell.column == rule}
         printed = {row: one.cell.theirs.accuracy for row, one in by_attack.items() if row in _RELEASED and one.cell.theirs is not None}
         ours = {row: one.mean for row, one in by_attack.items() if one.results}
-        columns = (printed, {row: ours[row] for row in _RELEASED if row in ours}, {row: ours[row] for row in _DEFINED if row in ours})
-        complete = (
-            _ranked(numbers) if len(numbers) == len(_DEFINED) else "not run" if numbers is not printed else "" for numbers in columns
-        )
-        lines.append(_line([rule, *complete]))
+        lines.append(_line([rule, _ranked(printed, _RELEASED) if printed else "", _ranked(ours, _RELEASED), _ranked(ours, _DEFINED)]))
     return "".join(lines) + "\nThe most harmful attack first; best accuracy over the rounds, in percent.\n"
 
 
-def _ranked(numbers: dict[str, float]) -> str:
-    return ", ".join(f"{row} {accuracy:.1f}" for row, accuracy in sorted(numbers.items(), key=lambda item: item[1]))
+def _ranked(numbers: dict[str, float], attacks: Sequence[str]) -> str:
+    ran = sorted((numbers[attack], attack) for attack in attacks if attack in numbers)
+    missing = [f"{attack} not run" for attack in attacks if attack not in numbers]
+    return ", ".join([*(f"{attack} {accuracy:.1f}" for accuracy, attack in ran), *missing])
 
 
 def main(folder: str, *pages: str) -> None:
