@@ -98,7 +98,7 @@ def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) ->
     assert done.stdout.index("no data for 1 of them: ch-mnist") < done.stdout.index("methods: HAR")
     assert "failed: ch-mnist, fedavg, attack none, seed 0: " in done.stdout
     assert "failed: fashion-mnist, fedavg, attack none, seed 0: " in done.stdout
-    assert "1 runs finished, 2 failed" in done.stdout
+    assert "1 run finished, 2 failed" in done.stdout
 
 
 def test_a_failure_does_not_reach_the_next_run(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_results_in_another_arithmetic_count_unless_one_is_asked_for(tmp_path: P
     (tmp_path / "out" / "mine").mkdir()
     (tmp_path / "out" / "mine" / "experiment.json").write_text("{}")  # a run directory in between is no result
     one = ["methods", "--dataset", "mnist-0.5", "--attack", "none", "--rule", "fedavg", "--dry-run", "--out", "out"]
-    assert "1 runs, 1 done" in reproduce(*one, cwd=tmp_path).stdout
-    assert "1 runs, 0 done" in reproduce(*one, "--precision", "float32", "--device", "cpu", cwd=tmp_path).stdout
+    assert "1 run, 1 done" in reproduce(*one, cwd=tmp_path).stdout
+    assert "1 run, 0 done" in reproduce(*one, "--precision", "float32", "--device", "cpu", cwd=tmp_path).stdout
 
 
 def short(count: int) -> list[Experiment]:

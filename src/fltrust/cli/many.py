@@ -17,7 +17,7 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.paper.plan import estimate
 from fltrust.registry import DATASETS, known, load_plugin
-from fltrust.report.words import duration
+from fltrust.report.words import duration, plural
 from fltrust.running.pool import Event, Finished, Reached, execute, forget
 from fltrust.running.sinks import describe
 from fltrust.store import results
@@ -48,6 +48,8 @@ class How:
         if self.precision is not None:
             known("precision", self.precision, get_args(Precision))
         known("device", self.device, ("auto", "cpu", "cuda"))
+        if self.out.exists() and not self.out.is_dir():
+            raise InputError(f"--out {self.out} is a file, not a folder")
         for what, number in (("--seeds", seeds), ("--jobs", self.jobs)):
             if number < 1:
                 raise InputError(f"{what} must be at least 1, not {number}")
@@ -83,7 +85,7 @@ def work_through(
     if how.dry_run:
         _show_plan(screen, parts, how, done, here)
     took = f"; {_time(left, done, here, how.jobs)}" if left else ""
-    screen.print(f"{len(runs)} runs, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
+    screen.print(f"{plural(len(runs), 'run')}, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
     counts = Counter(run.dataset for run in left)
     lacking = {} if how.ray else {name: why for name in counts if (why := _missing(name, how.data_dir))}  # a cluster has its own disks
     if lacking and len(lacking) == len(counts) and not how.dry_run:
@@ -121,10 +123,10 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
             first = next(run for run, why in failed.items() if why == reason)
             others = "" if times == 1 else f", and {times - 1} more"
             screen.print(f"failed: {describe(first)}{others}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-        screen.print(f"{len(left) - len(failed)} runs finished, {len(failed)} failed; the same command tries them again", highlight=False)
+        screen.print(f"{plural(len(left) - len(failed), 'run')} finished, {len(failed)} failed; the same command tries them again", highlight=False)
         return False
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
-    screen.print(f"all {len(left)} runs finished{see}", highlight=False, markup=False, soft_wrap=True)
+    screen.print(f"{'the run' if len(left) == 1 else f'all {len(left)} runs'} finished{see}", highlight=False, markup=False, soft_wrap=True)
     return True
 
 
