@@ -9,7 +9,7 @@ A simulation keeps its state in checkpoint.npz beside them, a federation its mod
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,11 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """A run directory, also of a run that is under way or was cut off."""
+    return replace(read_declaration(path), records=read_records(path))
+
+
+def read_declaration(path: Path) -> Run:
+    """What a run directory declares, without its records."""
     written = read_json(path / "experiment.json")
     kind = written.get("kind", "simulation")  # the first version had no other
     if kind not in ("simulation", "federation"):
@@ -44,7 +49,7 @@ def read_run(path: Path) -> Run:
     if not isinstance(declared := written.get("experiment"), dict):
         raise InputError(f"{path / 'experiment.json'} declares no experiment")
     about = {name: written.get(name) for name in ABOUT}
-    return Run(path, kind, str(written.get("key")), declared, about, read_records(path))
+    return Run(path, kind, str(written.get("key")), declared, about, [])
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -56,14 +61,19 @@ def lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     """The records and their lines; a last line without its end was being written when the run was cut off, and is left out."""
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else [], 1):
         if line.endswith(b"\n"):
-            try:
-                record = json.loads(line)
-                whole = isinstance(record["round"], int)
-            except (ValueError, TypeError, KeyError, RecursionError):
-                whole = False
-            if not whole:
-                raise InputError(f"{path}, line {number}, is no record: the file is damaged")
-            yield record, line
+            yield record_of(line, path, number), line
+
+
+def record_of(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """The record that a line of a file holds."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+        whole = isinstance(record["round"], int)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        whole = False
+    if not whole:
+        raise InputError(f"{path}, line {number}, is no record: the file is damaged")
+    return record
 
 
 def shares_of(record: Mapping[str, Any]) -> Any:

@@ -1,0 +1,64 @@
+"""The audit of one run, to be asked again as the run goes on."""
+
+from pathlib import Path
+
+from fltrust.audit.findings import Finding, judge
+from fltrust.audit.read import Reader, RoundLine
+from fltrust.store.records import Run
+
+NAMED = 12  # nodes that the headline names
+
+
+class Audit:
+    """`Audit(path).findings()`: every node of a run directory, the worst first.
+
+    Parameters
+    ----------
+    path : Path or str
+        The run directory of a federation, or of `fltrust run`.
+
+    Raises
+    ------
+    InputError
+        If there is no round yet, or a file is damaged.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._reader = Reader(Path(path))
+        self._findings: list[Finding] | None = None
+
+    @property
+    def run(self) -> Run:
+        """What the run declares; its `records` stay empty."""
+        return self._reader.run
+
+    @property
+    def rounds(self) -> list[RoundLine]:
+        return self._reader.rounds
+
+    @property
+    def extra(self) -> list[tuple[str, str, int]]:
+        """(node, reason, how often) of replies that nobody asked for, the most frequent first."""
+        return [(*who, count) for who, count in self._reader.extra.most_common()]
+
+    def refresh(self) -> bool:
+        """Reads the rounds that were added since; whether anything changed."""
+        changed = self._reader.refresh()
+        if changed:
+            self._findings = None
+        return changed
+
+    def findings(self) -> list[Finding]:
+        """Every node, the worst first."""
+        if self._findings is None:
+            self._findings = judge(self._reader)
+        return self._findings
+
+    def headline(self) -> str:
+        """What there is to know, in one line."""
+        found = self.findings()
+        for verdict, looks in (("hostile", "hostile"), ("suspicious", "suspicious")):
+            if worst := [one.name for one in found if one.verdict == verdict]:
+                names = ", ".join(worst[:NAMED]) + (f" and {len(worst) - NAMED} more" if len(worst) > NAMED else "")
+                return f"{len(worst)} of {len(found)} nodes {'looks' if len(worst) == 1 else 'look'} {looks}: {names}"
+        return "No node looks suspicious."

@@ -1,0 +1,299 @@
+"""A run directory becomes one table of rounds by nodes, whether the run goes on or not. Everything in the files is checked first.
+
+T rounds, N nodes; NaN, -1 or NOT_ASKED where nothing is known.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fltrust.errors import InputError
+from fltrust.flower.verdicts import REASONS, plain
+from fltrust.store.files import read_json
+from fltrust.store.records import Run, read_declaration, record_of, shares_of
+
+LETTERS = {
+    "used": "U",
+    "not-chosen": "N",
+    "zero-trust": "Z",
+    "rejected": "R",
+    "not-counted": "K",
+    "late": "L",
+    "missing": "M",
+    "banned": "B",
+    "quarantined": "Q",
+}
+NOT_ASKED = 0
+CODES = {verdict: code for code, verdict in enumerate(LETTERS, 1)}
+REASON_CODES = {reason: code for code, reason in enumerate([*REASONS, "banned", "not-allowed", "quarantined", "other"], 1)}
+NUMBERS = ("trust", "shares", "cosine", "norm", "peers", "closest")
+MOST_NODES = 100_000
+NAME = 60  # letters of a node's name
+
+
+class RoundLine(NamedTuple):
+    """One round, without its nodes."""
+
+    round: int
+    time: str | None  # UTC, as ISO 8601 writes it
+    test_error: float | None
+    kept: str | None  # why the model stayed as it was, in a word ...
+    why: str | None  # ... and in a sentence
+    alarms: list[dict[str, Any]]  # {"kind": ..., "text": ..., "nodes": [...]}
+    counts: dict[str, int]  # nodes by verdict
+    seconds: float | None
+    root_norm: float | None
+    malicious: int | None  # known in a simulation only
+
+
+class Row(NamedTuple):
+    """One round's nodes."""
+
+    nodes: NDArray[np.int32]  # (n,) places in `Reader.nodes`
+    verdict: NDArray[np.uint8]
+    reason: NDArray[np.uint8]
+    closest_to: NDArray[np.int32]  # a place; -1: none
+    numbers: dict[str, NDArray[np.float64]]  # (n,) by name, those that the round has
+
+
+@dataclass
+class History:
+    """All rounds, (T, N)."""
+
+    verdict: NDArray[np.uint8]
+    reason: NDArray[np.uint8]
+    closest_to: NDArray[np.int32]
+    numbers: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What `nodes.json` says of a node."""
+
+    name: str
+    state: str = "active"
+    why: str = ""
+
+
+class Reader:
+    """Reads what is there, and later only what was added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path / "records.jsonl"
+        if not self.file.is_file():
+            raise InputError(f"{path} holds no records.jsonl: it is no run directory, or no round is finished yet")
+        try:
+            self.run: Run = read_declaration(path)
+        except RecursionError as problem:
+            raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
+        self._forget()
+        self._named_as: tuple[int, int] | None = None
+        self.named: dict[int, Named] = {}
+        self.refresh()
+
+    def _forget(self) -> None:
+        self._inode, self._offset, self._number = -1, 0, 0
+        self.nodes: dict[int, int] = {}  # id -> place
+        self.rounds: list[RoundLine] = []
+        self.rows: list[Row] = []
+        self.extra: Counter[tuple[str, str]] = Counter()  # (node, reason) of replies that nobody asked for
+        self._places: dict[int, int] = {}  # round -> where it is in `rows`
+        self._last_clients: list[int] = []
+        self._last_places = np.empty(0, np.int32)
+
+    def refresh(self) -> bool:
+        """Reads the rounds that were added since; whether anything changed."""
+        changed = self._read_names()
+        with self.file.open("rb") as file:
+            status = self.file.stat()
+            if status.st_ino != self._inode or status.st_size < self._offset:  # a server that resumed may have set a round aside
+                changed = changed or bool(self.rounds)
+                self._forget()
+                self._inode = status.st_ino
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    break
+                self._number += 1
+                self._add(record_of(line, self.file, self._number))
+                self._offset += len(line)
+                changed = True
+        if not self.nodes:
+            raise InputError(f"{self.file} names no client in its {len(self.rounds)} rounds")
+        return changed
+
+    def history(self) -> History:
+        shape = len(self.rows), len(self.nodes)
+        table = History(np.zeros(shape, np.uint8), np.zeros(shape, np.uint8), np.full(shape, -1, np.int32))
+        table.numbers = {name: np.full(shape, np.nan) for name in NUMBERS}
+        for t, row in enumerate(self.rows):
+            table.verdict[t, row.nodes] = row.verdict
+            table.reason[t, row.nodes] = row.reason
+            table.closest_to[t, row.nodes] = row.closest_to
+            for name, values in row.numbers.items():
+                table.numbers[name][t, row.nodes] = values
+        return table
+
+    # ---------------------------------------------------------------- nothing that stands in a file is taken for granted
+
+    def _damaged(self, record: Mapping[str, Any], what: str) -> InputError:
+        return InputError(f"{self.file}: round {record['round']} is damaged ({what})")
+
+    def _add(self, record: dict[str, Any]) -> None:
+        t = record["round"]
+        if self.rounds and t <= self.rounds[-1].round:
+            raise self._damaged(record, f"it follows round {self.rounds[-1].round}")
+        clients = record.get("clients") or []
+        columns = {name: record.get(name) for name in ("clients", *NUMBERS, "closest_to", "verdict", "reason")} | {
+            "shares": shares_of(record)
+        }
+        for name, column in columns.items():
+            if column is not None and not (isinstance(column, list) and len(column) == len(clients)):
+                raise self._damaged(record, f"{name} does not fit its {len(clients)} clients")
+        places = self._places_of(record, clients)
+        numbers = {name: _numbers(column) for name in NUMBERS if (column := columns[name]) is not None}
+        verdict = _verdicts(numbers, len(clients)) if columns["verdict"] is None else _coded(columns["verdict"], CODES)
+        if verdict is None:
+            raise self._damaged(record, "an unknown verdict")
+        reason = np.zeros(len(clients), np.uint8)
+        if columns["reason"] is not None:
+            other = REASON_CODES["other"]
+            reason[:] = [0 if one is None else REASON_CODES.get(one, other) if isinstance(one, str) else other for one in columns["reason"]]
+        closest_to = np.full(len(clients), -1, np.int32)
+        if columns["closest_to"] is not None:
+            closest_to[:] = [self.nodes.get(one, -1) if type(one) is int else -1 for one in columns["closest_to"]]
+        self._places[t] = len(self.rows)
+        self.rows.append(Row(places, verdict, reason, closest_to, numbers))
+        for node, when in self._pairs(record, "late"):
+            self._set_late(node, when)
+        for node, why in self._pairs(record, "extra"):
+            if len(self.extra) < MOST_NODES:
+                self.extra[plain(node, 20), plain(why, 20)] += 1
+        self.rounds.append(self._line(record, verdict))
+
+    def _places_of(self, record: dict[str, Any], clients: list[Any]) -> NDArray[np.int32]:
+        if clients != self._last_clients:
+            if not all(type(client) is int for client in clients):
+                raise self._damaged(record, "a client is no number")
+            if len(set(clients)) != len(clients):
+                raise self._damaged(record, "a client is there twice")
+            for client in clients:
+                self.nodes.setdefault(client, len(self.nodes))
+            if len(self.nodes) > MOST_NODES:
+                raise InputError(f"{self.file} names more than {MOST_NODES} nodes")
+            self._last_clients, self._last_places = clients, np.array([self.nodes[client] for client in clients], np.int32)
+        return self._last_places
+
+    def _set_late(self, node: object, when: object) -> None:
+        place = self._places.get(when) if isinstance(when, int) else None
+        if place is None or not isinstance(node, int) or node not in self.nodes:
+            return
+        row = self.rows[place]
+        late = (row.nodes == self.nodes[node]) & (row.verdict == CODES["missing"])
+        if late.any():
+            row.verdict[late], row.reason[late] = CODES["late"], 0
+            if place < len(self.rounds):
+                self.rounds[place] = self.rounds[place]._replace(counts=_counts(row.verdict))
+
+    def _pairs(self, record: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
+        pairs = record.get(name) or []
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, int | str) for part in pair) for pair in pairs
+        ):
+            raise self._damaged(record, name)
+        return [(pair[0], pair[1]) for pair in pairs]
+
+    def _line(self, record: dict[str, Any], verdict: NDArray[np.uint8]) -> RoundLine:
+        def text(name: str, most: int) -> str | None:
+            return None if record.get(name) is None else plain(record[name], most)
+
+        malicious = record.get("malicious")
+        return RoundLine(
+            round=record["round"],
+            time=text("time", 40),
+            test_error=number(record.get("test_error")),
+            kept=text("kept", 40),
+            why=text("why", 200),
+            alarms=self._alarms(record),
+            counts=_counts(verdict),
+            seconds=number(record.get("seconds")),
+            root_norm=number(record.get("root_norm")),
+            malicious=malicious if type(malicious) is int else None,
+        )
+
+    def _alarms(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        alarms = record.get("alarms") or []
+        if not isinstance(alarms, list) or not all(isinstance(alarm, dict) for alarm in alarms):
+            raise self._damaged(record, "alarms")
+        return [
+            {
+                "kind": plain(alarm.get("kind"), 40),
+                "text": plain(alarm.get("text"), 200),
+                "nodes": [node for node in nodes if type(node) is int] if isinstance(nodes := alarm.get("nodes"), list) else [],
+            }
+            for alarm in alarms[:100]
+        ]
+
+    def _read_names(self) -> bool:
+        """`nodes.json`, if it changed."""
+        path = self.path / "nodes.json"
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        if (seen := (status.st_ino, status.st_mtime_ns)) == self._named_as:
+            return False
+        self._named_as = seen
+        self.named = {}
+        for node, entry in read_json(path).items():
+            if not (node.isascii() and node.isdigit() and len(node) <= 20 and isinstance(entry, dict)):
+                raise InputError(f"{path} is damaged ({plain(node, 20)})")
+            name, why = (plain(entry[part], NAME) if isinstance(entry.get(part), str) else "" for part in ("name", "why"))
+            state = entry.get("state")
+            self.named[int(node)] = Named(name or node, state if state in ("banned", "quarantined") else "active", why)
+        return True
+
+
+def number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 and math.isfinite(value) else None
+
+
+def _numbers(column: list[Any]) -> NDArray[np.float64]:
+    try:
+        values = np.array(column, np.float64)  # None is NaN
+    except (ValueError, TypeError, OverflowError):
+        values = np.empty(0)
+    if values.shape != (len(column),):
+        values = np.array([math.nan if (one := number(value)) is None else one for value in column], np.float64)
+    values[np.abs(values) >= 1e300] = np.nan
+    return values
+
+
+def _coded(column: list[Any], codes: dict[str, int]) -> NDArray[np.uint8] | None:
+    try:
+        return np.array([codes[one] for one in column], np.uint8)
+    except (KeyError, TypeError):
+        return None
+
+
+def _verdicts(numbers: dict[str, NDArray[np.float64]], n: int) -> NDArray[np.uint8]:
+    """A simulation writes no verdicts: they follow from share and trust. A rule that scores trust gives no share exactly where it is 0."""
+    verdict = np.full(n, CODES["used"], np.uint8)
+    shares = numbers.get("shares")
+    if shares is not None:
+        verdict[shares == 0] = CODES["not-chosen"]
+        trust = numbers.get("trust")
+        if trust is not None and ((shares == 0) == (np.nan_to_num(trust) == 0)).all():
+            verdict[shares == 0] = CODES["zero-trust"]
+    return verdict
+
+
+def _counts(verdict: NDArray[np.uint8]) -> dict[str, int]:
+    counted = np.bincount(verdict, minlength=len(LETTERS) + 1)
+    return {name: int(counted[code]) for name, code in CODES.items() if counted[code]}
