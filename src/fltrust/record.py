@@ -29,6 +29,12 @@ class Record:
         Of each update with the root update, where there is one. None in rounds with more clients than fit in memory.
     norm : tuple of float or None, default None
         The length of each update. None in rounds with more clients than fit in memory.
+    peers : tuple of float or None, default None
+        The median cosine of each update with the others, from sketches: within about 0.05. None where the norm is None.
+    closest, closest_to : tuple or None, default None
+        The largest cosine of each update with another, from sketches, and the client whose update that is.
+    root_norm : float or None, default None
+        The length of the root update, where there is one.
     state : State or None, default None
         All that the next round needs.
 
@@ -49,6 +55,10 @@ class Record:
     shares: tuple[float, ...] | None = None
     cosine: tuple[float, ...] | None = None
     norm: tuple[float, ...] | None = None
+    peers: tuple[float, ...] | None = None
+    closest: tuple[float, ...] | None = None
+    closest_to: tuple[int | None, ...] | None = None
+    root_norm: float | None = None
     state: State | None = None
 
     @property

@@ -172,7 +172,10 @@ RULES = Registry("rules", "fltrust.rules", "fltrust.checks.odd")
 ATTACKS = Registry("attacks", "fltrust.attacks", "fltrust.checks.odd")
 MODELS = Registry("models", "fltrust.models")
 SPLITS = Registry("splits", "fltrust.tasks.splits", "fltrust.tasks.splits_sorted", "fltrust.tasks.splits_drawn")
-_IN_RECORDS = ("round", "malicious", "clients", "shares", "weight", "trust", "cosine", "norm", "metrics")
+_IN_RECORDS = (
+    *("round", "malicious", "clients", "shares", "weight", "trust", "cosine", "norm", "metrics"),
+    *("peers", "closest", "closest_to", "root_norm"),
+)
 METRICS = Registry("metrics", "fltrust.metrics", reserved=_IN_RECORDS)
 OBJECTIVES = Registry("objectives", "fltrust.objectives")
 OPTIMISERS = Registry("optimisers", "fltrust.training.optimisers")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fltrust.errors import InputError
+from fltrust.evidence import Likeness, Sketcher, likeness
 from fltrust.experiment import Experiment, per_round
 from fltrust.metrics import evaluate
 from fltrust.randomness import reseed
@@ -82,6 +83,7 @@ def _recorded(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, 
     if not player.sound:
         raise InputError(f"{type(run.rule).__name__} returned NaN or infinity, in round {t} or shortly before: the run stops there")
     sent, root_update = outcome.sent, outcome.root_update
+    alike = None if sent is None else _likeness(run, t, sent)
     return Record(
         round=t,
         metrics=evaluate(task, player.state.weights, run.attack, run.metrics, shares=outcome.shares, malicious=m),
@@ -90,8 +92,16 @@ def _recorded(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, 
         shares=None if outcome.shares is None else tuple(outcome.shares.tolist()),
         cosine=None if sent is None or root_update is None else tuple(cosines(sent, root_update).tolist()),
         norm=None if sent is None else tuple(norms(sent).tolist()),
+        peers=None if alike is None else tuple(alike.peers.tolist()),
+        closest=None if alike is None else tuple(alike.closest.tolist()),
+        closest_to=None if alike is None else tuple(int(clients[i]) if i >= 0 else None for i in alike.closest_to.tolist()),
+        root_norm=None if root_update is None else norms(root_update[None]).item(),
         state=copied(player.state),
     )
+
+
+def _likeness(run: Experiment, t: int, sent: Tensor) -> Likeness:
+    return likeness(Sketcher(sent.shape[1], reseed(torch.Generator(), run.seed, "evidence", t))(sent))
 
 
 def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.ndarray, Draw]]:

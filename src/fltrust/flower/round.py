@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrust.errors import InputError
+from fltrust.evidence import Sketcher, likeness
 from fltrust.flower.layout import Arrays, Layout
 from fltrust.flower.memory import Remembered
 from fltrust.flower.order import sort_rows
@@ -40,6 +41,9 @@ class Entry:
     cosine: float | None = None
     norm: float | None = None
     share: float = 0.0
+    peers: float | None = None
+    closest: float | None = None
+    closest_to: int | None = None
 
 
 @dataclass
@@ -57,6 +61,7 @@ class Round:
     remembered: Remembered = field(default_factory=Remembered)  # of earlier rounds; after `close`, of this one too
     server: ServerOptimiser = field(default_factory=SGD)
     generator: torch.Generator | None = None  # the rule's randomness
+    evidence: torch.Generator = field(default_factory=torch.Generator)  # the signs of the sketches, which nodes must not know
     entries: dict[int, Entry] = field(init=False)
     late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
     extra: list[tuple[int, str]] = field(init=False, default_factory=list)  # (node, reason) of replies that nobody asked for
@@ -75,6 +80,9 @@ class Round:
         self._rows: Tensor | None = None  # (n, d): ... and the others, which need them all; for the former n is 1
         self._scale: float | None = None  # the norm that an update's is compared with
         self._next: Remembered | None = None
+        self._sketcher: Sketcher | None = None
+        self._sketches: dict[int, Tensor] = {}  # by node: what is left of each update to compare it with the others
+        self._root_norm: float | None = None
         self._rooted = self._root_usable = self._has_shares = False
 
     def set_root(self, change: Mapping[str, NDArray[Any]]) -> None:
@@ -92,8 +100,8 @@ class Round:
         self._root_update = self.layout.vector(self._root.__getitem__)
         self._root = {name: part for name, part in self._root.items() if name in self.layout.buffers}
         self._stream = self.rule.streamed(self._root_update, exact_for=len(self.nodes))
-        self._direction, _ = direction_and_norm(self._root_update)
-        self._root_usable = bool(self._direction.any())
+        self._direction, norm = direction_and_norm(self._root_update)
+        self._root_usable, self._root_norm = bool(self._direction.any()), float(norm)
         if self.rule.needs_root and not self._root_usable:
             self._keep("root-unusable")
         self._rooted = True
@@ -131,12 +139,29 @@ class Round:
         entry.norm = norm
         if self._root_usable:
             entry.cosine = float(row.cosine[0])
+        self._sketches[node] = self._sketch(update)
         if self._stream is not None:
             self._stream.add_measured(update, row)
         if sent.buffers is not None:
             self._buffers.append(sent.buffers)
         self._order.append(node)
         self._sizes.append(1.0 if sent.examples is None else sent.examples)
+
+    def _sketch(self, update: Tensor) -> Tensor:
+        if self._sketcher is None:
+            self._sketcher = Sketcher(self.layout.d, self.evidence)
+        return self._sketcher(update[None])[0]
+
+    def _compare(self) -> None:
+        """How much the updates resemble each other; in the order of the nodes' ids, so that the order of arrival changes no digit."""
+        nodes = sorted(self._sketches)
+        if nodes:
+            found = likeness(torch.stack([self._sketches[node] for node in nodes]))
+            for i, node in enumerate(nodes):
+                entry, other = self.entries[node], int(found.closest_to[i])
+                entry.peers, entry.closest = float(found.peers[i]), float(found.closest[i])
+                entry.closest_to = None if other < 0 else nodes[other]
+        self._sketches, self._sketcher = {}, None
 
     def _least_norm(self) -> float:
         """Below it an update is rounding, not learning: one bit that differs must not earn a share."""
@@ -157,6 +182,7 @@ class Round:
     def close(self) -> Arrays:
         """The global arrays after this round: those before it if it is `kept`."""
         aggregate = self._aggregate()
+        self._compare()
         self._stream = self._rows = self._direction = self._root_update = None  # large, and no longer needed
         after = self._after(aggregate)
         if self.kept is None and self._next is not None:  # a round that moves nothing is not remembered either
@@ -274,6 +300,10 @@ class Round:
             "trust": trust if self.rule.needs_root else None,
             "cosine": column("cosine") if self._rooted else None,
             "norm": column("norm"),
+            "peers": column("peers"),
+            "closest": column("closest"),
+            "closest_to": [entry.closest_to for entry in entries],
+            "root_norm": _short(self._root_norm),
             "verdict": [entry.verdict for entry in entries],
             "reason": [entry.reason for entry in entries],
             "detail": [entry.detail for entry in entries],

@@ -275,17 +275,16 @@ class RobustStrategy(Strategy):
             least,
             self._remembered or Remembered.first(self.rule, self.server, layout.vector(before.__getitem__)),
             self.server,
-            self._chance(server_round),
+            self._secret(server_round, "rule") if self.rule.needs_generator else None,
+            self._secret(server_round, "evidence"),
         )
         unpredictable = salted(arrays)
         return [self._message(node, server_round, unpredictable, config) for node in nodes]
 
-    def _chance(self, t: int) -> torch.Generator | None:
-        """The rule's randomness in round t; nobody can predict it unless there is a seed."""
-        if not self.rule.needs_generator:
-            return None
+    def _secret(self, t: int, name: str) -> torch.Generator:
+        """Randomness of round t; nobody can predict it unless there is a seed."""
         generator = torch.Generator()
-        return generator.manual_seed(secrets.randbits(63)) if self.seed is None else reseed(generator, self.seed, "rule", t)
+        return generator.manual_seed(secrets.randbits(63)) if self.seed is None else reseed(generator, self.seed, name, t)
 
     def _message(self, node: int, t: int, arrays: ArrayRecord, config: ConfigRecord) -> Message:
         """Round t's message to a node. Its id is a hash of its content, and whoever knows the id can answer it in the node's name.

@@ -86,10 +86,15 @@ def line_of(record: "Record") -> bytes:
     written: dict[str, Any] = {"round": record.round, "train_error": None, "test_error": None, "success": None}
     written |= {name: _finite(value) for name, value in record.metrics.items()}
     written |= {"malicious": record.malicious, "clients": record.clients}
-    for name in ("shares", "trust", "cosine", "norm"):
+    for name in ("shares", "trust", "cosine", "norm", "peers", "closest"):
         values = getattr(record, name)
-        written[name] = None if values is None else [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+        written[name] = None if values is None else [_short(value) for value in values]
+    written |= {"closest_to": record.closest_to, "root_norm": None if record.root_norm is None else _short(record.root_norm)}
     return json.dumps(written).encode() + b"\n"
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _finite(value: Any) -> Any:
