@@ -31,13 +31,9 @@ class Signal(NamedTuple):
     """One way of standing apart."""
 
     apart: Array  # (T, N) spreads
+    bad: NDArray[np.bool_]  # (T, N) the rounds that count
     total: Array  # (N,) what the rounds added up to, at most
     since: NDArray[np.int64]  # (N,) the first round of those that did; -1: none
-
-    @property
-    def bad(self) -> NDArray[np.bool_]:
-        """(T, N) the rounds that count."""
-        return self.apart > USUAL
 
 
 def signals(table: History, root_norm: Array) -> dict[str, Signal]:
@@ -58,12 +54,18 @@ def signals(table: History, root_norm: Array) -> dict[str, Signal]:
         }
         nearer_to_the_server = np.abs(norm - np.log(root_norm)[:, None]) < np.abs(_middle(norm) - np.log(root_norm)[:, None])
         apart["long"][nearer_to_the_server] = 0  # most nodes may be hostile, and the honest ones the odd ones out
-    return {name: Signal(values, *_added_up(values)) for name, values in apart.items()}
+    return {name: Signal(values, values > USUAL, *_added_up(values)) for name, values in apart.items()}
+
+
+def _median(values: Array) -> Array:
+    """(T, 1) of what is known."""
+    median: Array = (np.nanmedian if np.isnan(values).any() else np.median)(values, axis=1, keepdims=True)
+    return median
 
 
 def _middle(values: Array) -> Array:
     """(T, 1) the median of the round's nodes; NaN if they are too few to compare."""
-    middle = np.nanmedian(values, axis=1, keepdims=True)
+    middle = _median(values)
     few = np.isfinite(values).sum(1, keepdims=True) < FEWEST
     return np.where(few, np.nan, middle)
 
@@ -71,8 +73,7 @@ def _middle(values: Array) -> Array:
 def _spreads(values: Array, least: float) -> Array:
     """How far from the round's median, in its median deviations (scaled to standard deviations), or in `least` if that is more."""
     off = values - _middle(values)
-    spread: Array = 1.4826 * np.nanmedian(np.abs(off), axis=1, keepdims=True)
-    return off / np.maximum(spread, least)
+    return off / np.maximum(1.4826 * _median(np.abs(off)), least)
 
 
 def _added_up(apart: Array) -> tuple[Array, NDArray[np.int64]]:

@@ -294,14 +294,31 @@ def report(
 
 
 @app.command()
-def audit(path: Annotated[Path, typer.Argument(help="The run directory of a federation, or of 'fltrust run'.")]) -> None:
-    """Say who was trusted how much, who was rejected and why, and who changed.
+def audit(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a federation, or of 'fltrust run'.")],
+    json: Annotated[bool, typer.Option("--json", help="Print everything as one line of JSON.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print a table, a line for each node.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print again whenever a round is added, until Ctrl-C.")] = False,
+    ban: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add the hostile nodes to this list, for RobustStrategy(ban=...).")
+    ] = None,
+) -> None:
+    """Say which nodes look hostile, since when, and why. The exit code is 3 if a node is hostile or suspicious.
 
-    Example: [bold]fltrust audit runs/first[/bold]
+    Examples:
+
+    [bold]fltrust audit runs/first[/bold]
+
+    [bold]fltrust audit runs/first --follow[/bold]
+
+    [bold]fltrust audit runs/first --ban banned.txt[/bold]
+
+    [bold]fltrust audit runs/first --json | jq .headline[/bold]
     """
-    from fltrust.cli.audit import show
+    from fltrust.cli.audit import audit as show_audit
 
-    show(path)
+    if code := show_audit(path, as_json=json, as_csv=csv, follow=follow, ban=ban):
+        raise typer.Exit(code)
 
 
 @app.command()

@@ -1,253 +1,223 @@
-"""`fltrust audit`: who was trusted how much, who was rejected and why, and who changed, from a run directory."""
+"""`fltrust audit`: the findings on a screen, as JSON, as CSV, and as a list of nodes to ban."""
 
-import bisect
-import itertools
-import math
-from collections import Counter, defaultdict
+import csv
+import json
+import sys
+import textwrap
+import time
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from fltrust.codec import built_or_absent
+from fltrust.audit import Audit, Finding
+from fltrust.audit.read import LETTERS
 from fltrust.errors import InputError
-from fltrust.flower.verdicts import KEPT, REASONS, VERDICTS, plain
-from fltrust.registry import RULES
-from fltrust.store.records import Run, read_run, shares_of
+from fltrust.flower.verdicts import KEPT, REASONS, plain
+from fltrust.store.files import replace
 
-# A node has changed if its share of rounds used in the later half differs so much from the earlier half's; or its trust does, and by so
-# much more than the other nodes': all honest nodes' trust falls while the model learns.
-CHANGED = 0.5
-# A node alternates if it changed so often between good and bad, and was both in at least this part of its rounds.
-SWITCHES, EACH = 3, 0.2
-
-
-@dataclass
-class Node:
-    """What the records say of one node, round by round."""
-
-    rounds: list[int] = field(default_factory=list)
-    verdicts: list[str] = field(default_factory=list)
-    reasons: Counter[str] = field(default_factory=Counter)
-    trust: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    malicious: bool | None = None  # known in a simulation only
-
-    @property
-    def history(self) -> list[tuple[int, bool]]:
-        """(round, whether it was used) of the rounds that say something about the node: not those in which the rule took another."""
-        rounds = zip(self.rounds, self.verdicts, strict=True)
-        return [(t, verdict == "used") for t, verdict in rounds if verdict not in ("not-counted", "not-chosen")]
-
-    @property
-    def trust_by_half(self) -> tuple[float, float]:
-        half = len(self.trust) // 2
-        return (_mean(self.trust[:half]), _mean(self.trust[half:])) if half else (0.0, 0.0)
-
-    @property
-    def trust_gained(self) -> float:
-        before, after = self.trust_by_half
-        return after - before
-
-    def change(self, usual: float) -> str:
-        """What became of a node whose later half differs from its earlier half, else nothing. `usual`: what the others' trust gained."""
-        used, half = [used for _, used in self.history], len(self.history) // 2
-        if half < 2:  # too few rounds to tell a change from chance
-            return ""
-        gain = _mean(used[half:]) - _mean(used[:half])
-        if gain <= -CHANGED and not used[-1]:
-            return f"lost: last used in round {max(t for t, used in self.history if used)}"
-        if gain >= CHANGED and used[-1]:
-            return f"gained: first used in round {min(t for t, used in self.history if used)}"
-        if said := self.alternates():
-            return said
-        if min(abs(self.trust_gained), abs(self.trust_gained - usual)) >= CHANGED:
-            before, after = self.trust_by_half
-            return f"trust {before:.2f} -> {after:.2f}"
-        return ""
-
-    def alternates(self) -> str:
-        """Good in some rounds, bad in others, back and forth: halves do not show it."""
-        good = [verdict == "used" for verdict in self.verdicts if verdict in ("used", "zero-trust", "rejected")]
-        if _switches(good) >= SWITCHES and EACH <= _mean(good) <= 1 - EACH:
-            return f"alternates: used in {sum(good)} of {len(good)}, changed {_switches(good)} times"
-        low, high = min(self.trust, default=0.0), max(self.trust, default=0.0)
-        above = [trust > (low + high) / 2 for trust in self.trust]
-        if high - low >= CHANGED and _switches(above) >= SWITCHES and EACH <= _mean(above) <= 1 - EACH:
-            return f"alternates: trust {low:.2f} to {high:.2f}, changed {_switches(above)} times"
-        return ""
+STYLES = {"hostile": "bold red", "suspicious": "bold yellow", "unreliable": "yellow", "ok": ""}
+STRIP = 40  # letters of a strip that are shown
+FINE = 50  # nodes without findings that are shown
+LOOK = 1.0  # seconds between two looks at a run that goes on
+FLAGGED = ("hostile", "suspicious")
 
 
-def show(path: Path) -> None:
-    screen = Console()
+def audit(path: Path, *, as_json: bool = False, as_csv: bool = False, follow: bool = False, ban: Path | None = None) -> int:
+    """Prints the audit, again and again if it is to follow the run; the exit code: 3 if somebody is suspicious."""
+    if as_csv and (as_json or follow):
+        raise InputError("--csv prints one table: leave out --json and --follow")
+    if follow:
+        _wait_for(path)
+    run = Audit(path)
+    try:
+        while True:
+            _show(run, as_json=as_json, as_csv=as_csv)
+            if ban is not None:
+                write_ban(run.findings(), ban)
+            if not follow:
+                break
+            while not run.refresh():
+                time.sleep(LOOK)
+            if not as_json:
+                print()
+    except KeyboardInterrupt:
+        if not as_json:
+            print(f"\nafter {len(run.rounds)} rounds: {run.headline()}")
+    return 3 if any(finding.verdict in FLAGGED for finding in run.findings()) else 0
+
+
+def _wait_for(path: Path) -> None:
+    """Until the first round of a run that has begun is recorded."""
+    records = path / "records.jsonl"
+    while (path / "experiment.json").is_file() and not (records.is_file() and records.stat().st_size):
+        time.sleep(LOOK)
+
+
+def write_ban(findings: list[Finding], path: Path) -> None:
+    """A line "id  # name, why" for each hostile node; what stands in the file stays."""
+    try:
+        written = path.read_text().splitlines() if path.exists() else []
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} cannot be read: {problem}") from problem
+    listed = {line.split("#")[0].strip() for line in written}
+    for finding in findings:
+        if finding.verdict == "hostile" and str(finding.node) not in listed:
+            why = f"{finding.evidence[0]}; since round {finding.since}"
+            written.append(f"{finding.node}  # {finding.name}, {why}")
+    try:
+        replace(path, "".join(line + "\n" for line in written).encode())
+    except OSError as problem:
+        raise InputError(f"{path} cannot be written: {problem.strerror or problem}") from problem
+
+
+# ---------------------------------------------------------------- for programs
+
+
+def _show(run: Audit, *, as_json: bool, as_csv: bool) -> None:
+    if as_json:
+        print(json.dumps(_content(run), allow_nan=False), flush=True)
+    elif as_csv:
+        _table(run)
+    else:
+        _screen(run)
+
+
+def _content(run: Audit) -> dict[str, Any]:
+    return {
+        "headline": run.headline(),
+        "rule": rule_name(run),
+        "rounds": [line._asdict() for line in run.rounds],
+        "nodes": [asdict(finding) for finding in run.findings()],
+        "extra": [{"node": node, "reason": reason, "count": count} for node, reason, count in run.extra],
+    }
+
+
+def _table(run: Audit) -> None:
+    sheet = csv.writer(sys.stdout, lineterminator="\n")
+    columns = ("node", "name", "verdict", "since", "since_time", "mean_trust", "mean_share", "malicious", "score")
+    sheet.writerow([*columns, *LETTERS, "evidence", "strip"])
+    for finding in run.findings():
+        cells = asdict(finding) | {"name": "'" * finding.name.startswith(("=", "+", "-", "@")) + finding.name}  # no formula
+        counts = [finding.counts.get(verdict, 0) for verdict in LETTERS]
+        sheet.writerow([*(cells[name] for name in columns), *counts, "; ".join(finding.evidence), finding.strip])
+
+
+# ---------------------------------------------------------------- for people
+
+
+def rule_name(run: Audit) -> str:
+    """As the experiment declares it, with the rule within it."""
+    rule: Any = run.run.declared.get("rule")
+    names: list[str] = []
+    while isinstance(rule, dict) and len(names) < 5:
+        names.append(plain(rule.get("name", "?"), 40))
+        rule = rule.get("rule")
+    return "+".join(names) or "?"
+
+
+def _screen(run: Audit) -> None:
+    screen = Console(highlight=False)
+    width = screen.width if screen.is_terminal else 10_000  # a pipe has no width: nothing is wrapped
     if not screen.is_terminal:
-        screen = Console(width=200)  # a pipe has no width: nothing is cut
-    try:
-        run = _read(path)
-        experiment, records = run.declared, run.records
-        nodes = _nodes(path, records, by_trust=_by_trust(experiment))
-    except RecursionError as problem:
-        raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
-    screen.print(Text(_heading(experiment, records, len(nodes))))
-    screen.print(_table(nodes))
-    for line in [*_kept(path, records), *_extra(path, records)]:
-        screen.print(Text(line))
+        screen = Console(width=width, highlight=False)
+
+    def say(text: str, style: str = "", indent: str = "") -> None:
+        for line in _wrapped(text, width, indent):
+            screen.print(Text(line, style), soft_wrap=True)
+
+    findings = run.findings()
+    bad = any(finding.verdict in FLAGGED for finding in findings)
+    say(run.headline(), "bold red" if bad else "bold green")
+    say(_about(run, len(findings)))
+    fine = [finding for finding in findings if finding.verdict == "ok"]
+    for finding in findings[: len(findings) - len(fine)]:
+        say("")
+        say(_title(finding), STYLES[finding.verdict])
+        for sentence in finding.evidence:
+            say("- " + sentence, indent="  ")
+        say(_figures(finding), indent="  ")
+    if fine:
+        say("")
+        say("Nothing against:" if len(fine) < len(findings) else "All nodes:", "bold")
+        for finding in fine[:FINE]:
+            is_ = "" if finding.malicious is None else " (malicious)" if finding.malicious else " (honest)"
+            say(f"{finding.name}{is_}  {_figures(finding)}" + "".join(f"; {sentence}" for sentence in finding.evidence), indent="  ")
+        if len(fine) > FINE:
+            say(f"and {len(fine) - FINE} more: --csv lists them all", indent="  ")
+    rest = [*_alarms(run), *_kept(run), *_extra(run)]
+    for line in ["", *rest] if rest else []:
+        say(line)
+    shown = set("".join(finding.strip for finding in findings))
+    say("")
+    say(
+        ", ".join(f"{letter} {verdict}" for verdict, letter in LETTERS.items() if letter in shown) + (", . not asked" * ("." in shown)),
+        "dim",
+    )
 
 
-# ---------------------------------------------------------------- reading: nothing that stands in a file is taken for granted
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Between words only: an id or a name is never cut."""
+    hanging = indent + "  " * text.startswith("- ")
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]
 
 
-def _read(path: Path) -> Run:
-    if not (path / "records.jsonl").is_file():
-        raise InputError(f"{path} holds no records.jsonl: it is no run directory, or no round is finished yet")
-    return read_run(path)
+def _about(run: Audit, count: int) -> str:
+    errors = [line.test_error for line in run.rounds if line.test_error is not None]
+    last = run.rounds[-1].round  # a simulation records the rounds that it evaluates
+    rounds = f"{len(run.rounds)} rounds" if len(run.rounds) == last else f"{len(run.rounds)} of {last} rounds recorded"
+    return f"{rule_name(run)}: {rounds}, {count} nodes" + (f", test error {errors[-1]:.3f}" if errors else "")
 
 
-def _rule(experiment: dict[str, Any]) -> Any:
-    """The rule that a run declares, `Absent` if its plug-in is not here; None if the declaration is damaged."""
-    try:
-        return built_or_absent(RULES, experiment.get("rule"))
-    except InputError:
-        return None
+def _title(finding: Finding) -> str:
+    name = finding.name if finding.name == str(finding.node) else f"{finding.name} (node {finding.node})"
+    is_ = "" if finding.malicious is None else ", malicious" if finding.malicious else ", honest"
+    when = f", {finding.since_time}" if finding.since_time else ""
+    return f"{finding.verdict}: {name}{is_}" + (f", since round {finding.since}{when}" if finding.since is not None else "")
 
 
-def _rule_name(experiment: dict[str, Any]) -> str:
-    rule = _rule(experiment)
-    return "?" if rule is None else plain(RULES.name_of(rule), 40)
+def _figures(finding: Finding) -> str:
+    parts = [shortened(finding.strip)]
+    parts += [f"trust {finding.mean_trust:.3f}"] if finding.mean_trust is not None else []
+    parts += [f"share {finding.mean_share:.4f}"] if finding.mean_share is not None else []
+    return "  ".join(parts)
 
 
-def _by_trust(experiment: dict[str, Any]) -> bool:
-    """Whether the rule gives shares by trust; of a rule whose plug-in is not here nobody knows."""
-    return bool(getattr(_rule(experiment), "scores_trust", False))
+def shortened(strip: str) -> str:
+    """The first and the last rounds of a long strip, and how many are left out."""
+    if len(strip) <= STRIP:
+        return strip
+    first, last = strip[: STRIP // 3], strip[-(STRIP - STRIP // 3) :]
+    return f"{first}..({len(strip) - STRIP} rounds)..{last}"
 
 
-def _nodes(path: Path, records: list[dict[str, Any]], *, by_trust: bool) -> dict[int, Node]:
-    nodes: dict[int, Node] = defaultdict(Node)
-    late = {(node, t) for record in records for node, t in _pairs(path, record, "late")}
-    for record in records:
-        t = record["round"]
-        for place, (client, trust, share, verdict, reason) in enumerate(_entries(path, record, by_trust=by_trust)):
-            node = nodes[client]
-            node.rounds.append(t)
-            if (client, t) in late and verdict == "missing":
-                verdict, reason = "late", None
-            node.verdicts.append(verdict)
-            if verdict == "rejected":
-                node.reasons[reason or "?"] += 1
-            if trust is not None:
-                node.trust.append(trust)
-            if share is not None:
-                node.shares.append(share)
-            if isinstance(record.get("malicious"), int):
-                node.malicious = place < record["malicious"]
-    if not nodes:
-        raise InputError(f"{path / 'records.jsonl'} names no client in its {len(records)} rounds")
-    return nodes
-
-
-def _entries(path: Path, record: dict[str, Any], *, by_trust: bool) -> Iterator[tuple[int, float | None, float | None, str, str | None]]:
-    """Each client's number, trust, share, verdict and reason; a simulation has no verdicts, so they follow from trust and share."""
-    clients = record.get("clients") or []
-    columns = {name: record.get(name) for name in ("clients", "trust", "verdict", "reason")} | {"shares": shares_of(record)}
-    for name, column in columns.items():
-        if column is not None and not (isinstance(column, list) and len(column) == len(clients)):
-            raise InputError(
-                f"{path / 'records.jsonl'}: round {record['round']} is damaged ({name} does not fit its {len(clients)} clients)"
-            )
-    for i, client in enumerate(clients):
-        if not isinstance(client, int):
-            raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (a client is no number)")
-        trust, share = (_number(columns[name][i]) if columns[name] else None for name in ("trust", "shares"))  # type: ignore[index]
-        verdict = columns["verdict"][i] if columns["verdict"] else _verdict(trust, share, by_trust=by_trust)
-        if not isinstance(verdict, str) or verdict not in VERDICTS:
-            raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged (an unknown verdict)")
-        reason = columns["reason"][i] if columns["reason"] else None
-        yield client, trust, share, verdict, None if reason is None else plain(reason, 20)
-
-
-def _verdict(trust: float | None, share: float | None, *, by_trust: bool) -> str:
-    if share != 0 and not (by_trust and trust == 0):
-        return "used"
-    return "zero-trust" if by_trust and not trust else "not-chosen"
-
-
-def _pairs(path: Path, record: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
-    pairs = record.get(name) or []
-    if not isinstance(pairs, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, int | str) for part in pair) for pair in pairs
-    ):
-        raise InputError(f"{path / 'records.jsonl'}: round {record['round']} is damaged ({name})")
-    return [(pair[0], pair[1]) for pair in pairs]
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 and math.isfinite(value) else None
-
-
-# ---------------------------------------------------------------- writing
-
-
-def _heading(experiment: dict[str, Any], records: list[dict[str, Any]], count: int) -> str:
-    errors = [error for record in records if (error := _number(record.get("test_error"))) is not None]
-    last = records[-1]["round"]  # a simulation records the rounds that it evaluates
-    said = f"{_rule_name(experiment)}: {len(records)} {'rounds' if len(records) == last else f'of {last} rounds recorded'}, {count} nodes"
-    return said + (f", test error {errors[-1]:.3f}" if errors else "")
-
-
-def _table(nodes: dict[int, Node]) -> Table:
-    """Who changed comes first, then who was used least."""
-    simulated = any(node.malicious is not None for node in nodes.values())
-    columns = ["node", *(["is"] if simulated else []), "asked", *VERDICTS, "mean trust", "mean share", "why rejected", "changed"]
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("is", "why rejected", "changed") else "right")
-    gained = sorted(node.trust_gained for node in nodes.values() if any(node.trust))
-    changes = {client: node.change(_median_without(gained, node.trust_gained)) for client, node in nodes.items()}
-    for client, node in sorted(nodes.items(), key=lambda item: (not changes[item[0]], _mean([u for _, u in item[1].history]), item[0])):
-        counts = Counter(node.verdicts)
-        row = [
-            str(client),
-            *([{True: "malicious", False: "honest", None: ""}[node.malicious]] if simulated else []),
-            str(len(node.rounds)),
-            *(str(counts[verdict]) if counts[verdict] else "" for verdict in VERDICTS),
-            f"{_mean(node.trust):.3f}" if node.trust else "",
-            f"{_mean(node.shares):.4f}" if node.shares else "",
-            ", ".join(f"{reason} {count}" for reason, count in node.reasons.most_common()),
-            changes[client],
-        ]
-        table.add_row(*(Text(cell) for cell in row))
-    return table
-
-
-def _median_without(ranked: list[float], one: float) -> float:
-    """Of a sorted list without one of its members; a federation may have too many nodes to sort the others for each."""
-    place, rest = bisect.bisect_left(ranked, one), len(ranked) - 1
-    return _mean([ranked[k + (k >= place)] for k in ((rest - 1) // 2, rest // 2)]) if rest > 0 else 0.0
-
-
-def _kept(path: Path, records: list[dict[str, Any]]) -> Iterator[str]:
+def _alarms(run: Audit) -> Iterator[str]:
     rounds: dict[str, list[int]] = defaultdict(list)
-    for record in records:
-        if kept := record.get("kept"):
-            rounds[plain(kept, 40)].append(record["round"])
+    for line in run.rounds:
+        for alarm in line.alarms:
+            rounds[alarm["text"] or alarm["kind"]].append(line.round)
+    return (f"alarm, {_numbered(which)}: {text}" for text, which in list(rounds.items())[-10:])
+
+
+def _kept(run: Audit) -> Iterator[str]:
+    rounds: dict[str, list[int]] = defaultdict(list)
+    for line in run.rounds:
+        if line.kept:
+            rounds[line.kept].append(line.round)
     for reason, which in rounds.items():
-        shown = ", ".join(map(str, which[:10])) + (", ..." if len(which) > 10 else "")
-        yield f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {shown}"
+        yield f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {_numbered(which)}"
 
 
-def _extra(path: Path, records: list[dict[str, Any]]) -> Iterator[str]:
-    extra = Counter((plain(node, 20), plain(reason, 20)) for record in records for node, reason in _pairs(path, record, "extra"))
-    for (node, reason), count in extra.most_common(20):
+def _extra(run: Audit) -> Iterator[str]:
+    for node, reason, count in run.extra[:20]:
         yield f"node {node}, {count} times: {REASONS.get(reason, reason)}"
 
 
-def _switches(values: list[bool]) -> int:
-    return sum(one != other for one, other in itertools.pairwise(values))
-
-
-def _mean(values: list[Any]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _numbered(rounds: list[int]) -> str:
+    return "round " + ", ".join(map(str, rounds[:10])) + (", ..." if len(rounds) > 10 else "")
