@@ -1,0 +1,447 @@
+"""The audit's judgement on histories made up here: who is accused, since when, and who must not be."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fltrust.audit import Audit, Finding
+from fltrust.cli.audit import audit, shortened, write_ban
+from fltrust.errors import InputError
+from fltrust.store.files import replace
+
+N = 10
+Change = Callable[[int, int, dict[str, Any]], object]  # (round, node, what it does) -> nothing
+
+
+def line(t: int, change: Change = lambda t, i, said: None, *, n: int = N, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """A round of honest nodes under skew, in which `change` makes some misbehave. Trust falls while the model learns."""
+    rng = np.random.default_rng((seed, t))
+    level = 0.6 * 0.97**t
+    nodes = []
+    for i in range(n):
+        own = 0.05 * np.sin(3.0 * i)  # what its data make of it, in every round
+        said = {
+            "verdict": "used",
+            "reason": None,
+            "cosine": level + own + 0.03 * rng.standard_normal(),
+            "norm": 0.5 * np.exp(0.15 * rng.standard_normal()),
+            "peers": level / 2 + own / 2 + 0.03 * rng.standard_normal(),
+            "closest": 0.5 + 0.1 * rng.random(),
+            "closest_to": (i + 1) % n,
+        }
+        change(t, i, said)
+        if said["verdict"] in ("used", "zero-trust", "not-counted") and said["cosine"] is not None and said["cosine"] <= 0:
+            said["verdict"] = "zero-trust" if said["verdict"] == "used" else said["verdict"]
+        if said["verdict"] in ("rejected", "missing", "late"):
+            said |= dict.fromkeys(("cosine", "norm", "peers", "closest", "closest_to"))
+        nodes.append(said)
+    columns = {name: [said[name] for said in nodes] for name in nodes[0]}
+    trust = [None if cosine is None else max(0.0, cosine) for cosine in columns["cosine"]]
+    whole = {"round": t, "time": f"2026-01-01T00:00:{t % 60:02}+00:00", "malicious": None, "clients": list(range(n)), "trust": trust}
+    return {**whole, **columns, "shares": None, "root_norm": 0.5, "late": [], "extra": [], "kept": None, "test_error": 0.1, **more}
+
+
+def written(path: Path, rounds: int, change: Change = lambda t, i, said: None, **more: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "experiment.json").write_text(json.dumps({"kind": "federation", "key": "k", "experiment": {"rule": {"name": "fltrust"}}}))
+    (path / "records.jsonl").write_text("".join(json.dumps(line(t, change, **more)) + "\n" for t in range(1, rounds + 1)))
+    return path
+
+
+def found(path: Path) -> dict[int, Finding]:
+    return {finding.node: finding for finding in Audit(path).findings()}
+
+
+def flagged(path: Path) -> list[int]:
+    return sorted(node for node, finding in found(path).items() if finding.verdict in ("hostile", "suspicious"))
+
+
+# ---------------------------------------------------------------- honest nodes are not accused
+
+
+def without_root(t: int, i: int, said: dict[str, Any]) -> None:
+    said["cosine"] = None
+
+
+def offline(t: int, i: int, said: dict[str, Any]) -> None:
+    if i in (3, 4) and (t + i) % 4 == 0:
+        said |= {"verdict": "missing", "reason": "unavailable"}
+
+
+def diverged_once(t: int, i: int, said: dict[str, Any]) -> None:
+    if t == 2 and i == 5:
+        said |= {"verdict": "rejected", "reason": "not-finite"}
+
+
+def kept(t: int, i: int, said: dict[str, Any]) -> None:
+    said |= {"verdict": "not-counted", "cosine": None}
+
+
+def odd_once(t: int, i: int, said: dict[str, Any]) -> None:
+    if t == 3 and i == 2:
+        said |= {"cosine": -0.9, "peers": -0.9, "norm": 40.0}
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5, 200])
+@pytest.mark.parametrize("change", [lambda t, i, said: None, without_root, offline, diverged_once, kept, odd_once])
+def test_honest_nodes_are_not_accused(tmp_path: Path, rounds: int, change: Change) -> None:
+    for seed in range(5):
+        assert flagged(written(tmp_path / str(seed), rounds, change, seed=seed)) == []
+    assert Audit(tmp_path / "0").headline() == "No node looks suspicious."
+
+
+def test_a_root_that_is_zero_accuses_nobody(tmp_path: Path) -> None:
+    assert flagged(written(tmp_path, 5, kept, kept="root-unusable", root_norm=0.0)) == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_too_few_nodes_cannot_be_compared(tmp_path: Path, n: int) -> None:
+    assert flagged(written(tmp_path, 6, lambda t, i, said: said.update(norm=50.0 ** (i + 1), peers=0.5 - i), n=n)) == []
+
+
+def test_a_node_that_is_often_away_is_unreliable_and_no_more(tmp_path: Path) -> None:
+    def away(t: int, i: int, said: dict[str, Any]) -> None:
+        if i == 3 and t % 2:
+            said |= {"verdict": "missing", "reason": "silent"}
+        if i == 4 and t % 2:
+            said |= {"verdict": "rejected", "reason": "error"}
+
+    path = written(tmp_path, 8, away)
+    assert [found(path)[i].verdict for i in (3, 4)] == ["unreliable", "unreliable"]
+    assert found(path)[3].evidence == ["no reply came from it in 4 of 8 rounds"]
+    assert found(path)[3].since is None
+    assert flagged(path) == []
+
+
+# ---------------------------------------------------------------- hostile nodes are, since the round they began
+
+
+def scaling(t: int, i: int, said: dict[str, Any]) -> None:
+    said["norm"] *= 10
+
+
+def opposite(t: int, i: int, said: dict[str, Any]) -> None:
+    said |= {"cosine": -said["cosine"], "peers": -said["peers"]}
+
+
+def peers_only(t: int, i: int, said: dict[str, Any]) -> None:
+    said |= {"cosine": None, "peers": -0.4}
+
+
+def copies(t: int, i: int, said: dict[str, Any]) -> None:
+    said |= {"closest": 1.0, "closest_to": 1 if i == 2 else 2}
+
+
+def forged(t: int, i: int, said: dict[str, Any]) -> None:
+    said |= {"verdict": "rejected", "reason": "encoding" if t % 2 else "shape"}
+
+
+SIGNS: dict[str, tuple[Change, str]] = {
+    "scaling": (scaling, "its norm was "),
+    "opposite": (opposite, "its cosine with the server's update was -0."),
+    "peers": (peers_only, "its cosine with other nodes was -0.40"),
+    "copies": (copies, "one of 3 look-alikes: 1, 2, 3 (cosine 1.000, in"),
+    "forged": (forged, "its reply was rejected in"),
+}
+
+
+@pytest.mark.parametrize("rounds", [5, 12, 60])
+@pytest.mark.parametrize("began", [1, 3])
+@pytest.mark.parametrize("sign", SIGNS)
+def test_hostile_nodes_are_named_with_the_round_they_began(tmp_path: Path, sign: str, began: int, rounds: int) -> None:
+    misbehave, sentence = SIGNS[sign]
+
+    def change(t: int, i: int, said: dict[str, Any]) -> None:
+        if sign == "peers":
+            said["cosine"] = None
+        if i in (1, 2, 3) and t >= began:
+            misbehave(t, i, said)
+
+    path = written(tmp_path, rounds, change)
+    assert flagged(path) == [1, 2, 3]
+    for i in (1, 2, 3):
+        finding = found(path)[i]
+        assert (finding.verdict, finding.since, finding.since_time) == ("hostile", began, f"2026-01-01T00:00:0{began}+00:00")
+        assert finding.evidence[0].startswith(sentence)
+        if sign != "opposite" or rounds < 60:  # when all nodes' trust is nearly 0, nobody stands apart any more
+            assert f"in {rounds - began + 1} of {rounds} rounds" in finding.evidence[0]
+    assert Audit(path).headline().startswith("3 of 10 nodes look hostile: ")
+
+
+def test_one_who_alternates_is_caught(tmp_path: Path) -> None:
+    def alternates(t: int, i: int, said: dict[str, Any]) -> None:
+        if i == 7 and t % 2 == 0:
+            opposite(t, i, said)
+
+    finding = found(written(tmp_path, 10, alternates))[7]
+    assert (finding.verdict, finding.since) == ("hostile", 2)
+    assert finding.strip == "UZUZUZUZUZ"
+    assert "it alternates: bad in 5 of 10 rounds, changed 9 times" in finding.evidence
+    assert flagged(tmp_path) == [7]
+
+
+def test_one_who_stops_stays_accused(tmp_path: Path) -> None:
+    path = written(tmp_path, 40, lambda t, i, said: opposite(t, i, said) if i == 7 and t < 6 else None)
+    assert found(path)[7].verdict == "hostile"
+    assert "nothing was wrong after round 5" in found(path)[7].evidence
+    assert found(path)[7].since == 1
+
+
+def test_a_hostile_majority_does_not_make_the_honest_look_odd(tmp_path: Path) -> None:
+    """The server's own update says who is odd."""
+
+    def most(t: int, i: int, said: dict[str, Any]) -> None:
+        if i < 6:
+            said |= {"norm": 10 * said["norm"], "cosine": -0.3}
+
+    assert flagged(written(tmp_path, 8, most)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "says"),
+    [
+        ("rejected", "zero-update", "it had learnt nothing in 6 of 6 rounds"),
+        ("missing", "disputed", "in 6 of 6 rounds several replies came to its message, or one in another node's name"),
+    ],
+)
+def test_what_may_have_another_cause_is_suspicious(tmp_path: Path, verdict: str, reason: str, says: str) -> None:
+    path = written(tmp_path, 6, lambda t, i, said: said.update(verdict=verdict, reason=reason) if i == 4 else None)
+    assert (found(path)[4].verdict, found(path)[4].evidence) == ("suspicious", [says])
+    assert Audit(path).headline() == "1 of 10 nodes looks suspicious: 4"
+
+
+def test_one_forged_reply_is_suspicious_and_two_are_hostile(tmp_path: Path) -> None:
+    def once(t: int, i: int, said: dict[str, Any]) -> None:
+        if (i == 4 and t == 2) or (i == 5 and t in (2, 3)):
+            forged(t, i, said)
+
+    path = written(tmp_path, 6, once)
+    assert (found(path)[4].verdict, found(path)[5].verdict) == ("suspicious", "hostile")
+    assert found(path)[5].evidence == [
+        "its reply was rejected in 2 of 6 rounds: shape 1, encoding 1",
+        "nothing was wrong after round 3",
+    ]
+
+
+def test_a_verdict_does_not_change_what_was_said_of_earlier_rounds(tmp_path: Path) -> None:
+    misbehave: Change = lambda t, i, said: scaling(t, i, said) if i == 1 and t >= 4 else None  # noqa: E731
+    since = [found(written(tmp_path, rounds, misbehave))[1].since for rounds in (5, 6, 20, 100)]
+    assert since == [4, 4, 4, 4]
+
+
+def test_records_of_older_versions_are_judged_by_what_they_have(tmp_path: Path) -> None:
+    written(tmp_path, 6, lambda t, i, said: opposite(t, i, said) if i == 1 else None)
+    records = [json.loads(text) for text in (tmp_path / "records.jsonl").read_text().splitlines()]
+    for record in records:
+        for name in ("peers", "closest", "closest_to", "root_norm", "shares", "time"):
+            del record[name]
+        record["weight"] = [0.1] * N
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    finding = found(tmp_path)[1]
+    assert (finding.verdict, finding.since, finding.since_time, finding.mean_share) == ("hostile", 1, None, pytest.approx(0.1))
+
+
+# ---------------------------------------------------------------- a run that goes on
+
+
+def append(path: Path, *records: dict[str, Any]) -> None:
+    with (path / "records.jsonl").open("a") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_only_what_was_added_is_read_again(tmp_path: Path) -> None:
+    run = Audit(written(tmp_path, 3))
+    assert not run.refresh()
+    append(tmp_path, line(4))
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write('{"round": 5, "clie')  # being written
+    assert run.refresh()
+    assert [round.round for round in run.rounds] == [1, 2, 3, 4]
+    assert not run.refresh()
+    replace(tmp_path / "records.jsonl", "".join(json.dumps(line(t)) + "\n" for t in (1, 2, 3)).encode())  # a server that resumed
+    assert run.refresh()
+    assert [round.round for round in run.rounds] == [1, 2, 3]
+    assert len(run.findings()[0].strip) == 3
+
+
+def test_reading_on_says_the_same_as_reading_all(tmp_path: Path) -> None:
+    misbehave: Change = lambda t, i, said: opposite(t, i, said) if i == 3 and t > 4 else None  # noqa: E731
+    run = Audit(written(tmp_path, 1, misbehave))
+    for t in range(2, 12):
+        append(tmp_path, line(t, misbehave, late=[[0, t - 1]]))
+        run.refresh()
+        assert run.findings() == Audit(tmp_path).findings()
+    assert found(tmp_path)[3].since == 5
+
+
+def test_a_late_reply_changes_the_round_it_belongs_to(tmp_path: Path) -> None:
+    run = Audit(written(tmp_path, 2, lambda t, i, said: said.update(verdict="missing", reason="silent") if i == 0 else None))
+    assert run.rounds[1].counts == {"used": 9, "missing": 1}
+    append(tmp_path, line(3, late=[[0, 2], [0, 77], [5, 2], ["x", 1], [0, "1"]]))
+    run.refresh()
+    assert run.rounds[1].counts == {"used": 9, "late": 1}
+    assert {finding.node: finding.strip for finding in run.findings()}[0] == "MLU"
+
+
+def test_names_come_from_nodes_json(tmp_path: Path) -> None:
+    run = Audit(written(tmp_path, 4, lambda t, i, said: scaling(t, i, said) if i == 2 else None))
+    names = {
+        "2": {"name": "hospital \x1b[31mb\u202e\n" + "x" * 99, "state": "banned", "why": "\x07"},
+        "3": {"name": 7},
+        "77": {"name": "new"},
+    }
+    (tmp_path / "nodes.json").write_text(json.dumps(names))
+    assert run.refresh()
+    worst = run.findings()[0]
+    assert worst.name.startswith("hospital \\x1b[31mb\\u202e\\nxxx")
+    assert len(worst.name) == 60
+    assert "the server has banned it: \\x07" in worst.evidence
+    assert found(tmp_path)[3].name == "3"
+    assert not run.refresh()
+
+
+def test_alarms_and_what_a_round_took_are_handed_on(tmp_path: Path) -> None:
+    path = written(tmp_path, 1, alarms=[{"kind": "kept", "text": "\x1b", "nodes": [1, "x", 2]}], seconds=1.5, kept="rule", why="no")
+    (only,) = Audit(path).rounds
+    assert only.alarms == [{"kind": "kept", "text": "\\x1b", "nodes": [1, 2]}]
+    assert (only.seconds, only.kept, only.why, only.test_error) == (1.5, "rule", "no", 0.1)
+
+
+def test_ten_thousand_nodes(tmp_path: Path) -> None:
+    n = 10_000
+    path = written(tmp_path, 3, lambda t, i, said: scaling(t, i, said) if i >= n - 5 else None, n=n)
+    run = Audit(path)
+    assert flagged(path) == list(range(n - 5, n))
+    assert run.headline().startswith("5 of 10000 nodes look hostile: 999")
+    assert sum(run.rounds[0].counts.values()) == n
+
+
+# ---------------------------------------------------------------- the command
+
+
+def fltrust(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fltrust", "audit", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_exit_codes(tmp_path: Path) -> None:
+    assert fltrust(written(tmp_path / "fine", 3)).returncode == 0
+    bad = fltrust(written(tmp_path / "bad", 3, lambda t, i, said: scaling(t, i, said) if i == 2 else None))
+    assert (bad.returncode, bad.stderr) == (3, "")
+    none = fltrust(tmp_path / "none")
+    assert none.returncode == 2
+    assert none.stderr.startswith("fltrust: ")
+    assert len(none.stderr.splitlines()) == 1
+    assert fltrust(tmp_path / "fine", "--csv", "--json").returncode == 2
+
+
+def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, 3, lambda t, i, said: scaling(t, i, said) if i == 2 else None)
+    (tmp_path / "nodes.json").write_text(json.dumps({"2": {"name": '=HYPERLINK("http://x")'}, "3": {"name": "a,b\n"}}))
+    assert audit(tmp_path, as_json=True) == 3
+    content = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert content["headline"] == '1 of 10 nodes looks hostile: =HYPERLINK("http://x")'
+    assert (content["nodes"][0]["node"], content["nodes"][0]["verdict"], len(content["rounds"])) == (2, "hostile", 3)
+    audit(tmp_path, as_csv=True)
+    first, *rest = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (first["node"], first["name"], first["since"], first["used"], first["strip"]) == (
+        "2",
+        '\'=HYPERLINK("http://x")',
+        "1",
+        "3",
+        "UUU",
+    )
+    assert len(rest) == 9
+
+
+def test_the_list_of_nodes_to_ban(tmp_path: Path) -> None:
+    path = written(tmp_path / "run", 4, lambda t, i, said: forged(t, i, said) if i in (2, 5) else None)
+    (path / "nodes.json").write_text(json.dumps({"2": {"name": "b # evil\n99"}}))
+    banned = tmp_path / "banned.txt"
+    banned.write_text("# by hand\n77\n5  # known\n")
+    audit(path, ban=banned)
+    why = "its reply was rejected in 4 of 4 rounds: shape 2, encoding 2; since round 1"
+    assert banned.read_text() == f"# by hand\n77\n5  # known\n2  # b # evil\\n99, {why}\n"
+    audit(path, ban=banned)
+    assert len(banned.read_text().splitlines()) == 4
+    assert not list(tmp_path.glob("*.part"))
+    with pytest.raises(InputError, match="cannot be written"):
+        write_ban([], tmp_path / "none" / "banned.txt")
+
+
+def test_no_id_is_cut_on_a_narrow_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    path = written(tmp_path, 90, lambda t, i, said: copies(t, i, said) if i in (1, 2, 3) else None)
+    ids = [2**63 + 12345678901 * i for i in range(N)]
+    records = [json.loads(text) for text in (path / "records.jsonl").read_text().splitlines()]
+    for record in records:
+        record |= {"clients": ids, "closest_to": [ids[i] for i in record["closest_to"]]}
+    (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    audit(path)
+    said = capsys.readouterr().out
+    plain = "".join(part.split("m", 1)[-1] if place else part for place, part in enumerate(said.split("\x1b[")))
+    assert all(len(row) <= 80 for row in plain.splitlines())
+    assert all(plain.split().count(f"{node}") + plain.split().count(f"{node},") >= 1 for node in ids)
+    assert "..(50 rounds).." in plain
+    assert "one of 3 look-alikes: " in plain
+
+
+def test_long_strips_say_how_much_is_left_out() -> None:
+    assert shortened("UZ" * 20) == "UZ" * 20
+    assert shortened("U" * 50 + "R" * 30) == "U" * 13 + "..(40 rounds).." + "R" * 27
+
+
+def test_following_a_run_until_it_is_interrupted(tmp_path: Path) -> None:
+    misbehave: Change = lambda t, i, said: scaling(t, i, said) if i == 2 else None  # noqa: E731
+    path = written(tmp_path / "run", 1, misbehave)
+    out = tmp_path / "out"
+    with out.open("w") as file:
+        command = [sys.executable, "-m", "fltrust", "audit", str(path), "--follow"]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        try:
+            _until(lambda: "No node looks suspicious." in out.read_text(), process)
+            append(path, line(2, misbehave), line(3, misbehave))
+            _until(lambda: "1 of 10 nodes looks hostile: 2" in out.read_text(), process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 3
+        finally:
+            process.kill()
+            process.wait()
+    assert out.read_text().splitlines()[-1] == "after 3 rounds: 1 of 10 nodes looks hostile: 2"
+    assert "Traceback" not in out.read_text()
+
+
+def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    while not condition():
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+def test_a_run_without_rounds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, 2)
+    (tmp_path / "records.jsonl").rename(tmp_path / "later")
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 1:
+            (tmp_path / "later").rename(tmp_path / "records.jsonl")
+        else:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fltrust.cli.audit.time.sleep", sleep)
+    assert audit(tmp_path, follow=True) == 0
+    assert looks == [1.0, 1.0]
+    assert capsys.readouterr().out.splitlines()[-1] == "after 2 rounds: No node looks suspicious."
