@@ -4,8 +4,9 @@
     python bench/detection.py --seeds 2 --print
     python bench/detection.py --first 100 --seeds 5 --keep tuning  # the seeds that the thresholds were chosen on
 
-Federations: the app of `fltrust new-federation` with a linear model, in one process; 4 of 10 nodes are hostile. Simulations: 3 of 10 clients
-are malicious, logistic regression. Both on MNIST-5k with a bias of 0.5. A node counts as found if the audit calls it hostile or suspicious.
+Federations: the app of `fltrust new-federation` with a linear model, in one process; 4 of 10 nodes are hostile. Simulations: 3 of 10
+clients are malicious, logistic regression. Both on MNIST-5k with a bias of 0.5. A node counts as found if the audit calls it hostile or
+suspicious.
 """
 
 import os
@@ -192,8 +193,8 @@ def main() -> None:
         rates.update(one._asdict())
     said = (
         f"{len(jobs)} runs, seeds {options.first} to {options.first + options.seeds - 1}, {seconds:.0f} s of processor time on "
-        f"{platform.machine()}. Found {rates['found']} of {rates['hostile']} hostile nodes, accused {rates['accused']} of {rates['honest']} "
-        "honest ones."
+        f"{platform.machine()}. Found {rates['found']} of {rates['hostile']} hostile nodes, accused {rates['accused']} of "
+        f"{rates['honest']} honest ones."
     )
     text = f"{said}\n\n{tables(found)}"
     print(text) if options.print else write(text)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fltrust.audit import Audit, Finding
-from fltrust.cli.audit import audit, shortened, write_ban
+from fltrust.audit import Audit, Finding, shortened
+from fltrust.cli.audit import audit, write_ban
 from fltrust.errors import InputError
 from fltrust.store.files import replace
 
@@ -399,8 +399,8 @@ def test_no_id_is_cut_on_a_narrow_screen(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_long_strips_say_how_much_is_left_out() -> None:
-    assert shortened("UZ" * 20) == "UZ" * 20
-    assert shortened("U" * 50 + "R" * 30) == "U" * 13 + "..(40 rounds).." + "R" * 27
+    assert shortened("UZ" * 20, 40) == "UZ" * 20
+    assert shortened("U" * 50 + "R" * 30, 40) == "U" * 13 + "..(40 rounds).." + "R" * 27
 
 
 def test_following_a_run_until_it_is_interrupted(tmp_path: Path) -> None:

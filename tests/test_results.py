@@ -184,6 +184,16 @@ def test_distilled_from_a_federation(tmp_path: Path) -> None:
     assert (result.error, result.rounds, result.train_error) == (0.25, (1, 2), ())
     assert isinstance(result.run, Federation)
     assert (result.run.num_clients, result.run.rounds, result.run.seed, result.run.key) == (3, 2, 1, "k")
-    assert result.trust == ((0.25, 0.0, 0.5), (0.0, 0.0, None))
+    assert result.trust == ((0.25, None, 0.5), (0.0, None, None))  # rejected is not the same as trust 0
+    assert result.seconds is None
+    assert results.distil(federation(tmp_path, seconds=1.5)).seconds == 3.0
     with pytest.raises(InputError, match="damaged"):
-        results.distil(federation(tmp_path, verdict=None))
+        results.distil(federation(tmp_path, trust=[0.5]))
+
+
+def test_a_federation_without_a_seed(tmp_path: Path) -> None:
+    federation(tmp_path)
+    declared = json.loads((tmp_path / "experiment.json").read_text())
+    declared["experiment"]["seed"] = None  # as RobustStrategy has it by default
+    (tmp_path / "experiment.json").write_text(json.dumps(declared))
+    assert results.distil(tmp_path).run.seed is None

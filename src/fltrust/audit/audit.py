@@ -1,9 +1,12 @@
 """The audit of one run, to be asked again as the run goes on."""
 
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from fltrust.audit.findings import Finding, judge
 from fltrust.audit.read import Reader, RoundLine
+from fltrust.flower.verdicts import KEPT, REASONS, plain
 from fltrust.store.records import Run
 
 NAMED = 12  # nodes that the headline names
@@ -62,3 +65,29 @@ class Audit:
                 names = ", ".join(worst[:NAMED]) + (f" and {len(worst) - NAMED} more" if len(worst) > NAMED else "")
                 return f"{len(worst)} of {len(found)} nodes {'looks' if len(worst) == 1 else 'look'} {looks}: {names}"
         return "No node looks suspicious."
+
+    def rule_name(self) -> str:
+        """As the experiment declares it, with the rule within it."""
+        rule: Any = self.run.declared.get("rule")
+        names: list[str] = []
+        while isinstance(rule, dict) and len(names) < 5:
+            names.append(plain(rule.get("name", "?"), 40))
+            rule = rule.get("rule")
+        return "+".join(names) or "?"
+
+    def remarks(self) -> list[str]:
+        """What is to be said of the run and not of one node: alarms, rounds that kept the model, replies that nobody asked for."""
+        alarms: dict[str, list[int]] = defaultdict(list)
+        kept: dict[str, list[int]] = defaultdict(list)
+        for line in self.rounds:
+            for alarm in line.alarms:
+                alarms[alarm["text"] or alarm["kind"]].append(line.round)
+            if line.kept:
+                kept[line.kept].append(line.round)
+        said = [f"alarm, {_numbered(which)}: {text}" for text, which in list(alarms.items())[-10:]]
+        said += [f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {_numbered(which)}" for reason, which in kept.items()]
+        return said + [f"node {node}, {count} times: {REASONS.get(reason, reason)}" for node, reason, count in self.extra[:20]]
+
+
+def _numbered(rounds: list[int]) -> str:
+    return "round " + ", ".join(map(str, rounds[:10])) + (", ..." if len(rounds) > 10 else "")

@@ -41,6 +41,13 @@ class Finding:
     score: float  # sorts: the worst is the largest
 
 
+def shortened(strip: str, most: int) -> str:
+    """The first and the last rounds of a long strip, and how many are left out."""
+    if len(strip) <= most:
+        return strip
+    return f"{strip[: most // 3]}..({len(strip) - most} rounds)..{strip[-(most - most // 3) :]}"
+
+
 def judge(reader: Reader) -> list[Finding]:
     """Every node, the worst first."""
     found = _Judge(reader)

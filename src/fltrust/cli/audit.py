@@ -5,8 +5,6 @@ import json
 import sys
 import textwrap
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fltrust.audit import Audit, Finding
+from fltrust.audit import Audit, Finding, shortened
 from fltrust.audit.read import LETTERS
 from fltrust.errors import InputError
-from fltrust.flower.verdicts import KEPT, REASONS, plain
 from fltrust.store.files import replace
 
 STYLES = {"hostile": "bold red", "suspicious": "bold yellow", "unreliable": "yellow", "ok": ""}
@@ -90,7 +87,7 @@ def _show(run: Audit, *, as_json: bool, as_csv: bool) -> None:
 def _content(run: Audit) -> dict[str, Any]:
     return {
         "headline": run.headline(),
-        "rule": rule_name(run),
+        "rule": run.rule_name(),
         "rounds": [line._asdict() for line in run.rounds],
         "nodes": [asdict(finding) for finding in run.findings()],
         "extra": [{"node": node, "reason": reason, "count": count} for node, reason, count in run.extra],
@@ -108,16 +105,6 @@ def _table(run: Audit) -> None:
 
 
 # ---------------------------------------------------------------- for people
-
-
-def rule_name(run: Audit) -> str:
-    """As the experiment declares it, with the rule within it."""
-    rule: Any = run.run.declared.get("rule")
-    names: list[str] = []
-    while isinstance(rule, dict) and len(names) < 5:
-        names.append(plain(rule.get("name", "?"), 40))
-        rule = rule.get("rule")
-    return "+".join(names) or "?"
 
 
 def _screen(run: Audit) -> None:
@@ -149,7 +136,7 @@ def _screen(run: Audit) -> None:
             say(f"{finding.name}{is_}  {_figures(finding)}" + "".join(f"; {sentence}" for sentence in finding.evidence), indent="  ")
         if len(fine) > FINE:
             say(f"and {len(fine) - FINE} more: --csv lists them all", indent="  ")
-    rest = [*_alarms(run), *_kept(run), *_extra(run)]
+    rest = run.remarks()
     for line in ["", *rest] if rest else []:
         say(line)
     shown = set("".join(finding.strip for finding in findings))
@@ -172,7 +159,7 @@ def _about(run: Audit, count: int) -> str:
     errors = [line.test_error for line in run.rounds if line.test_error is not None]
     last = run.rounds[-1].round  # a simulation records the rounds that it evaluates
     rounds = f"{len(run.rounds)} rounds" if len(run.rounds) == last else f"{len(run.rounds)} of {last} rounds recorded"
-    return f"{rule_name(run)}: {rounds}, {count} nodes" + (f", test error {errors[-1]:.3f}" if errors else "")
+    return f"{run.rule_name()}: {rounds}, {count} nodes" + (f", test error {errors[-1]:.3f}" if errors else "")
 
 
 def _title(finding: Finding) -> str:
@@ -183,41 +170,7 @@ def _title(finding: Finding) -> str:
 
 
 def _figures(finding: Finding) -> str:
-    parts = [shortened(finding.strip)]
+    parts = [shortened(finding.strip, STRIP)]
     parts += [f"trust {finding.mean_trust:.3f}"] if finding.mean_trust is not None else []
     parts += [f"share {finding.mean_share:.4f}"] if finding.mean_share is not None else []
     return "  ".join(parts)
-
-
-def shortened(strip: str) -> str:
-    """The first and the last rounds of a long strip, and how many are left out."""
-    if len(strip) <= STRIP:
-        return strip
-    first, last = strip[: STRIP // 3], strip[-(STRIP - STRIP // 3) :]
-    return f"{first}..({len(strip) - STRIP} rounds)..{last}"
-
-
-def _alarms(run: Audit) -> Iterator[str]:
-    rounds: dict[str, list[int]] = defaultdict(list)
-    for line in run.rounds:
-        for alarm in line.alarms:
-            rounds[alarm["text"] or alarm["kind"]].append(line.round)
-    return (f"alarm, {_numbered(which)}: {text}" for text, which in list(rounds.items())[-10:])
-
-
-def _kept(run: Audit) -> Iterator[str]:
-    rounds: dict[str, list[int]] = defaultdict(list)
-    for line in run.rounds:
-        if line.kept:
-            rounds[line.kept].append(line.round)
-    for reason, which in rounds.items():
-        yield f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {_numbered(which)}"
-
-
-def _extra(run: Audit) -> Iterator[str]:
-    for node, reason, count in run.extra[:20]:
-        yield f"node {node}, {count} times: {REASONS.get(reason, reason)}"
-
-
-def _numbered(rounds: list[int]) -> str:
-    return "round " + ", ".join(map(str, rounds[:10])) + (", ..." if len(rounds) > 10 else "")

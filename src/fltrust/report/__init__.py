@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from fltrust.audit import Audit
 from fltrust.errors import InputError
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.report.agreement import Judged, judge
@@ -13,7 +14,7 @@ from fltrust.report.layout import side_by_side
 from fltrust.report.standings import Standings, whole_league
 from fltrust.store import results
 from fltrust.store.files import replace
-from fltrust.store.results import Curves, Result, Results
+from fltrust.store.results import Curves, Federation, Result, Results
 
 Shown = TypeVar("Shown", bound=Curves)
 
@@ -43,10 +44,12 @@ def build(sources: Sequence[Path], out: Path) -> Report:
     for source, inside in runs.items():
         if not inside:
             raise InputError(f"{source} is no run directory and holds none: name run directories only, or one folder of results")
-    single = [_sound(results.distil(run), run) for run in {run.resolve(): run for inside in runs.values() for run in inside}.values()]
+    directories = {run.resolve(): run for inside in runs.values() for run in inside}.values()
+    single = [_sound(results.distil(run), run) for run in directories]
+    audits = [Audit(run) if isinstance(one.run, Federation) else None for run, one in zip(directories, single, strict=True)]
     finished = Results(one for one in single if isinstance(one, Result) and one.rounds[-1] == one.run.rounds)
     compared = {exhibit: judge(exhibit, finished) for exhibit in side_by_side(finished)} if len(finished.all()) > 1 else {}
-    return Report(_write(_files(page.runs_page(single, compared), compared, finished), out), {})
+    return Report(_write(_files(page.runs_page(single, compared, audits), compared, finished), out), {})
 
 
 def _run_directories(source: Path) -> list[Path]:

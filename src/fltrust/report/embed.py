@@ -9,7 +9,7 @@ from typing import Any
 from fltrust.experiment import Experiment
 from fltrust.paper import Cell, Exhibit
 from fltrust.report.agreement import Judged
-from fltrust.report.repeat import reproduce_command, run_command
+from fltrust.report.repeat import reproduce_command, run_command, strategy_call
 from fltrust.report.words import sentences, title
 from fltrust.store.results import Curves, Federation
 
@@ -73,7 +73,14 @@ def _packed(result: Curves) -> dict[str, Any]:
 
 def _declared(run: Experiment | Federation) -> dict[str, Any]:
     if isinstance(run, Federation):  # nobody knows who is honest there
-        return {"malicious": 0, "others": "nodes", "idle": True, "arithmetic": "float32", "command": ""}
+        return {
+            "malicious": 0,
+            "others": "nodes",
+            "idle": True,
+            "arithmetic": "float32",
+            "command": strategy_call(run),
+            "names": list(run.names),
+        }
     return {
         "malicious": run.malicious,
         "others": "honest",

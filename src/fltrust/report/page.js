@@ -90,7 +90,7 @@
   const SEEDS = ["blue", "orange", "green", "pink", "sky", "red", "grey"];
   const seedLook = (i) => ({ colour: SEEDS[i % SEEDS.length] });
   const curve = (run, values) => values.map((y, i) => ({ x: run.rounds[i], y }));
-  const label = (run, runs) => (runs.some((one) => one.arithmetic !== run.arithmetic) ? `seed ${run.seed}, ${run.arithmetic}` : `seed ${run.seed}`);
+  const label = (run, runs) => run.names ? "this run" : (runs.some((one) => one.arithmetic !== run.arithmetic) ? `seed ${run.seed}, ${run.arithmetic}` : `seed ${run.seed}`);
 
   function legend(lines) {
     return make("div", { class: "keys" }, ...lines.map((line) => make("span", {}, sample(line), " " + line.name)));
@@ -100,7 +100,7 @@
     const backdoor = runs.some((run) => run.success);
     const head = ["seed", "error", ...(backdoor ? ["backdoor"] : []), "rounds", "seconds", "arithmetic", "hardware"];
     const rows = runs.map((run) => [
-      run.seed,
+      run.seed === null ? "none" : run.seed,
       run.test.at(-1).toFixed(4),
       ...(backdoor ? [run.success ? run.success.at(-1).toFixed(4) : ""] : []),
       run.rounds.at(-1) === run.of ? run.of : `${run.rounds.at(-1)} of ${run.of}`,
@@ -194,7 +194,7 @@
     host.append(make("h3", {}, "To repeat it"));
     if (cell.again) host.append(command("All seeds; runs that are done are not run again:", cell.again));
     const repeat = make("div");
-    const choice = chosen(runs, (run) => run.command && repeat.replaceChildren(command(`Exactly the run of ${label(run, runs)}:`, run.command)));
+    const choice = chosen(runs, (run) => run.command && repeat.replaceChildren(command(run.names ? "The same settings; the nodes' data and chance are their own:" : `Exactly the run of ${label(run, runs)}:`, run.command)));
     if (choice) host.append(choice);
     host.append(repeat);
     const versions = [...new Set(runs.map((run) => run.versions))];

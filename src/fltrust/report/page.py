@@ -10,12 +10,14 @@ from importlib.resources import files
 from string import Template
 from xml.etree.ElementTree import Element
 
+from fltrust.audit import Audit
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.paper.exhibit import ATTACKS as ATTACK_NAMES
 from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
 from fltrust.report.checks import check_keys, checks_section
 from fltrust.report.embed import Embedded
+from fltrust.report.federation import audit_part, named
 from fltrust.report.layout import grids, telling
 from fltrust.report.league import league_section
 from fltrust.report.looks import COLOURS
@@ -55,18 +57,20 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results, tab
     return _html("FLTrust, reproduced", header, sections, embedded)
 
 
-def runs_page(results: Sequence[Curves], judged: dict[Exhibit, list[Judged]]) -> str:
-    """A page of a few runs, side by side and each with its pictures in full."""
+def runs_page(results: Sequence[Curves], judged: dict[Exhibit, list[Judged]], audits: Sequence[Audit | None] = ()) -> str:
+    """A page of a few runs, side by side and each with its pictures in full; federations with their audits."""
     embedded = Embedded()
+    audits = audits or [None] * len(results)
+    results = [one if audit is None else named(one, audit) for one, audit in zip(results, audits, strict=True)]
     found = Results(one for one in results if isinstance(one, Result))
     sections = [(exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, found)) for exhibit, cells in judged.items()]
     if len(results) > 1:
         sections.append(("all", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
-    for place, one in enumerate(results):
+    for place, (one, audit) in enumerate(zip(results, audits, strict=True)):
         number = embedded.open(name(one), [_state(one)], (one,))
         run = one.run
         short = name(one) if isinstance(run, Federation) else f"{RULES.name_of(run.rule)}, {ATTACKS.name_of(run.attack)}, seed {run.seed}"
-        sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), tag("div", data_shown=number))))
+        sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), *audit_part(audit), tag("div", data_shown=number))))
     header = tag(
         "header",
         tag("p", "fltrust run", class_="kicker"),

@@ -206,11 +206,11 @@ function trustPicture(host, run, { title = "Trust in each client", most = mostTr
   const css = (byte) => `rgb(${trustColour(byte, most).slice(0, 3).join(",")})`;
   scale.append(
     make("i", { class: "patch", style: `background:${css(0)}` }),
-    "0: rejected",
+    run.names ? "0: points away" : "0: rejected",
     make("i", { class: "ramp", style: `background:linear-gradient(90deg, ${css(1)}, ${css(most)})` }),
     `up to ${(most / STEPS).toFixed(1)}`,
   );
-  if (rows.some((row) => row.includes(ABSENT))) scale.append(make("i", { class: "patch empty" }), "not in this round");
+  if (rows.some((row) => row.includes(ABSENT))) scale.append(make("i", { class: "patch empty" }), run.names ? "no trust: no update" : "not in this round");
   const groups = [
     { name: run.idle ? "would-be malicious" : "malicious", first: 0, last: run.malicious },
     { name: run.others, first: run.malicious, last: run.clients },
@@ -269,8 +269,10 @@ function trustPicture(host, run, { title = "Trust in each client", most = mostTr
       if (note.hidden) return;
       const client = group.first + Math.floor(((atY - group.y) / group.tall) * (group.last - group.first));
       const byte = rows[column][client];
-      const said = byte === ABSENT ? "not in this round" : byte === 0 ? "trust 0: rejected" : `trust ${(byte / STEPS).toFixed(2)}`;
-      note.replaceChildren(make("b", {}, said), make("div", {}, `${group.name === "nodes" ? "node" : `${group.name} client`} ${client + 1}, round ${run.trustRounds[column]}`));
+      const without = run.names ? "no trust: not asked, no reply, or rejected" : "not in this round";
+      const none = run.names ? "trust 0: points away from the server's update" : "trust 0: rejected";
+      const said = byte === ABSENT ? without : byte === 0 ? none : `trust ${(byte / STEPS).toFixed(2)}`;
+      note.replaceChildren(make("b", {}, said), make("div", {}, `${run.names ? run.names[client] : `${group.name} client ${client + 1}`}, round ${run.trustRounds[column]}`));
       note.style.left = `${Math.max(0, Math.min(atX + 12, width - note.offsetWidth))}px`;
       note.style.top = `${frame.offsetTop + atY + 14}px`;
     });

@@ -9,11 +9,12 @@ from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import PARTS, Experiment, from_dict
+from fltrust.flower.verdicts import plain
 from fltrust.league import Cell as LeagueCell
 from fltrust.options import words
 from fltrust.paper import Cell, Exhibit
-from fltrust.registry import ATTACKS, DATASETS, RULES
-from fltrust.store.results import Result
+from fltrust.registry import ATTACKS, DATASETS, RULES, Absent
+from fltrust.store.results import Federation, Result
 
 
 def run_command(run: Experiment) -> str:
@@ -42,6 +43,23 @@ def _command(run: Experiment) -> str:
     if from_dict(tomllib.loads(toml)) == run:
         return f"# experiment.toml\n{toml}\nfltrust run experiment.toml"
     return "# this experiment exists in Python only: its result file declares it"
+
+
+def strategy_call(run: Federation) -> str:
+    """The call that declares the same federation; the nodes' data and their chance are their own."""
+    settings = {name: run.declared[name] for name in _SETTINGS if name in run.declared}
+    limits = run.declared.get("limits")
+    settings |= {name: value for name, value in limits.items() if name in _LIMITS} if isinstance(limits, Mapping) else {}
+    written = [f"    {name}={value!r}," for name, value in settings.items()]
+    root = run.declared.get("root")
+    if isinstance(root, Mapping):
+        written.insert(0, "    root=...,  # " + plain(", ".join(f"{name} {value}" for name, value in root.items()), 300))
+    rule = repr(run.rule) if not isinstance(run.rule, Absent) else f"..., # {plain(run.rule.name, 40)}, whose plug-in is not loaded here"
+    return "\n".join(["RobustStrategy(", f"    {rule},", *written, f").start(grid, arrays, num_rounds={run.rounds})"])
+
+
+_SETTINGS = ("seed", "global_lr", "fraction_train", "min_train_nodes", "min_replies")
+_LIMITS = ("most_bytes", "most_value", "most_examples", "take_buffers", "least_norm")
 
 
 def named(run: Experiment, fields: Mapping[str, Any]) -> Experiment | None:

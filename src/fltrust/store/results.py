@@ -33,9 +33,11 @@ class Federation:
 
     key: str
     rule: Rule
-    seed: int
+    seed: int | None  # None: nobody can repeat which nodes were drawn
     num_clients: int  # nodes that were asked at least once
     rounds: int  # so far
+    declared: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    names: tuple[str, ...] = ()  # of the nodes in the order of their ids, where somebody looked them up
 
 
 @dataclass(frozen=True)
@@ -110,22 +112,24 @@ _COLUMNS = ("train_error", "test_error", "success")  # have a field of their own
 
 
 def _of_federation(stored: Run, records: list[dict[str, Any]]) -> Curves:
-    """The server measures the test error alone, and a rejected reply counts as trust 0."""
+    """The server measures the test error alone. A rejected reply has no trust, which is not the same as trust 0."""
     rule = built_or_absent(RULES, stored.declared["rule"])
-    nodes = sorted({node for record in records for node in record["clients"]})
+    nodes = sorted({node for record in stored.records for node in record["clients"]})
     place = {node: i for i, node in enumerate(nodes)}
     kept = _thinned(records) if rule.needs_root else []
     trust = []
     for record in kept:
         row: list[float | None] = [None] * len(nodes)
-        for node, scored, verdict in zip(record["clients"], record["trust"], record["verdict"], strict=True):
-            row[place[node]] = 0.0 if verdict == "rejected" else None if scored is None else max(0.0, float(scored))
+        for node, scored in zip(record["clients"], record["trust"], strict=True):
+            row[place[node]] = None if scored is None else max(0.0, float(scored))
         trust.append(tuple(row))
     rounds = tuple(record["round"] for record in records)
+    seed = stored.declared["seed"]
+    took = [record["seconds"] for record in stored.records if isinstance(record.get("seconds"), int | float)]
     return Curves(
-        run=Federation(stored.key, rule, int(stored.declared["seed"]), len(nodes), rounds[-1]),
+        run=Federation(stored.key, rule, None if seed is None else int(seed), len(nodes), rounds[-1], stored.declared),
         about=stored.about,
-        seconds=None,
+        seconds=sum(took) if len(took) == len(stored.records) else None,
         rounds=rounds,
         train_error=(),
         test_error=tuple(record["test_error"] for record in records),
