@@ -228,6 +228,7 @@ def test_one_forged_reply_is_suspicious_and_two_are_hostile(tmp_path: Path) -> N
 
     path = written(tmp_path, 6, once)
     assert (found(path)[4].verdict, found(path)[5].verdict) == ("suspicious", "hostile")
+    assert Audit(path).headline() == "1 of 10 nodes looks hostile: 5; 1 suspicious: 4"
     assert found(path)[5].evidence == [
         "its reply was rejected in 2 of 6 rounds: shape 1, encoding 1",
         "nothing was wrong after round 3",

@@ -60,11 +60,12 @@ class Audit:
     def headline(self) -> str:
         """What there is to know, in one line."""
         found = self.findings()
-        for verdict, looks in (("hostile", "hostile"), ("suspicious", "suspicious")):
-            if worst := [one.name for one in found if one.verdict == verdict]:
-                names = ", ".join(worst[:NAMED]) + (f" and {len(worst) - NAMED} more" if len(worst) > NAMED else "")
-                return f"{len(worst)} of {len(found)} nodes {'looks' if len(worst) == 1 else 'look'} {looks}: {names}"
-        return "No node looks suspicious."
+        hostile, suspicious = ([one.name for one in found if one.verdict == verdict] for verdict in ("hostile", "suspicious"))
+        if not hostile and not suspicious:
+            return "No node looks suspicious."
+        first, verdict = (hostile, "hostile") if hostile else (suspicious, "suspicious")
+        said = f"{len(first)} of {len(found)} nodes {'looks' if len(first) == 1 else 'look'} {verdict}: {_listed(first)}"
+        return said + (f"; {len(suspicious)} suspicious: {_listed(suspicious)}" if hostile and suspicious else "")
 
     def rule_name(self) -> str:
         """As the experiment declares it, with the rule within it."""
@@ -87,6 +88,10 @@ class Audit:
         said = [f"alarm, {_numbered(which)}: {text}" for text, which in list(alarms.items())[-10:]]
         said += [f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {_numbered(which)}" for reason, which in kept.items()]
         return said + [f"node {node}, {count} times: {REASONS.get(reason, reason)}" for node, reason, count in self.extra[:20]]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _numbered(rounds: list[int]) -> str:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,12 +163,15 @@ class Reader:
         if verdict is None:
             raise self._damaged(record, "an unknown verdict")
         reason = np.zeros(len(clients), np.uint8)
-        if columns["reason"] is not None:
+        if columns["reason"] is not None and columns["reason"].count(None) < len(clients):
             other = REASON_CODES["other"]
             reason[:] = [0 if one is None else REASON_CODES.get(one, other) if isinstance(one, str) else other for one in columns["reason"]]
         closest_to = np.full(len(clients), -1, np.int32)
         if columns["closest_to"] is not None:
-            closest_to[:] = [self.nodes.get(one, -1) if type(one) is int else -1 for one in columns["closest_to"]]
+            try:
+                closest_to[:] = list(map(self.nodes.get, columns["closest_to"], repeat(-1)))
+            except TypeError as problem:  # a list, say
+                raise self._damaged(record, "closest_to") from problem
         self._places[t] = len(self.rows)
         self.rows.append(Row(places, verdict, reason, closest_to, numbers))
         for node, when in self._pairs(record, "late"):
