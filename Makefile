@@ -15,10 +15,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) -e '.[fast]'
 	touch $(READY)
 
-# The tests also want Flower, Ray and a browser.
+# The tests also want Flower, Ray, a browser and a reverse proxy.
 $(READY_TO_TEST): $(READY)
 	$(PIP) -e '.[test]'
 	command -v chromium || (apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium) || echo "no chromium: its tests are skipped"
+	command -v nginx || apt-get -qq install -y --no-install-recommends nginx-light || echo "no nginx: its tests are skipped"
 	touch $(READY_TO_TEST)
 
 test: $(READY_TO_TEST)

@@ -5,13 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fltrust.flower.layout import is_statistic
+    from fltrust.flower.membership import Quarantine
     from fltrust.flower.root import root_of
     from fltrust.flower.strategy import RobustStrategy
     from fltrust.flower.verdicts import REASONS, VERDICTS
 
-__all__ = ["REASONS", "VERDICTS", "RobustStrategy", "is_statistic", "root_of"]
+__all__ = ["REASONS", "VERDICTS", "Quarantine", "RobustStrategy", "is_statistic", "root_of"]
 
-_HOME_OF = {"RobustStrategy": "strategy", "root_of": "root", "is_statistic": "layout", "REASONS": "verdicts", "VERDICTS": "verdicts"}
+_HOME_OF = {
+    "RobustStrategy": "strategy",
+    "Quarantine": "membership",
+    "root_of": "root",
+    "is_statistic": "layout",
+    "REASONS": "verdicts",
+    "VERDICTS": "verdicts",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ Flower may move any of it in any version. tests/test_flower_internals.py says wh
 from typing import TYPE_CHECKING, Any
 
 import flwr
+from flwr.serverapp import Grid
 
 from fltrust.errors import InputError
 
@@ -38,6 +39,7 @@ __all__ = [
     "inflate_object_from_contents",
     "make_message",
     "metadata_from_proto",
+    "public_keys",
     "pull_messages",
     "pull_object",
     "run_id",
@@ -47,6 +49,13 @@ __all__ = [
 def run_id() -> Any:
     """Flower's number of this run."""
     return TaskIdentity.run_id
+
+
+def public_keys(grid: Grid) -> dict[int, bytes]:
+    """The nodes that are there, each with the public key that the SuperLink has of it; a grid without a SuperLink knows none."""
+    if not hasattr(grid, "get_nodes"):
+        return dict.fromkeys(grid.get_node_ids(), b"")
+    return {int(node.node_id): bytes(node.public_key) for node in grid.get_nodes()}
 
 
 def pull_messages(grid: HttpGrid, message_ids: list[str]) -> "PullAppMessagesResponse":

@@ -19,10 +19,11 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.evidence import Sketcher, likeness
 from fltrust.flower.layout import Arrays, Layout
+from fltrust.flower.membership import Exclusion
 from fltrust.flower.memory import Remembered
 from fltrust.flower.order import sort_rows
 from fltrust.flower.replies import Limits, ReplyError, read
-from fltrust.flower.verdicts import KEPT, VERDICTS, plain
+from fltrust.flower.verdicts import KEPT, NOT_ASKED, VERDICTS, plain
 from fltrust.rules import Aggregate, Received, Rule, take_step
 from fltrust.rules.rows import direction_and_norm, measure, ranked_mean
 from fltrust.rules.rule import Accumulator
@@ -62,6 +63,7 @@ class Round:
     server: ServerOptimiser = field(default_factory=SGD)
     generator: torch.Generator | None = None  # the rule's randomness
     evidence: torch.Generator = field(default_factory=torch.Generator)  # the signs of the sketches, which nodes must not know
+    excluded: Mapping[int, Exclusion] = field(default_factory=dict)  # nodes that are there and are not asked
     entries: dict[int, Entry] = field(init=False)
     late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
     extra: list[tuple[int, str]] = field(init=False, default_factory=list)  # (node, reason) of replies that nobody asked for
@@ -69,7 +71,8 @@ class Round:
     why: str | None = field(init=False, default=None)  # ... in a sentence
 
     def __post_init__(self) -> None:
-        self.entries = {node: Entry() for node in sorted(self.nodes)}
+        asked = {node: Entry() for node in self.nodes}
+        self.entries = dict(sorted((asked | {node: Entry(*why) for node, why in self.excluded.items()}).items()))
         self._order: list[int] = []  # the nodes whose updates were taken, as they came
         self._sizes: list[float] = []
         self._buffers: list[Tensor] = []
@@ -115,7 +118,7 @@ class Round:
         entry = self.entries.get(node)
         if entry is None or entry.reason != "silent":
             if len(self.extra) < MOST_EXTRA:
-                self.extra.append((node, "stranger" if entry is None else "duplicate"))
+                self.extra.append((node, "stranger" if entry is None or entry.verdict in NOT_ASKED else "duplicate"))
             return
         try:
             if isinstance(reply, ReplyError):
@@ -278,7 +281,7 @@ class Round:
 
     def count(self) -> dict[str, int]:
         counted = Counter(entry.verdict for entry in self.entries.values())
-        return {verdict: counted[verdict] for verdict in VERDICTS if verdict != "late"}
+        return {verdict: counted[verdict] for verdict in VERDICTS if verdict != "late" and (verdict not in NOT_ASKED or counted[verdict])}
 
     def record(self) -> dict[str, Any]:
         """This round's line of the audit, with the simulator's fields first."""

@@ -8,10 +8,11 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,10 +24,13 @@ from fltrust import codec
 from fltrust.errors import InputError
 from fltrust.flower.audit import FederationDirectory
 from fltrust.flower.fetch import in_process, look_of
-from fltrust.flower.internals import run_id
+from fltrust.flower.internals import public_keys, run_id
 from fltrust.flower.layout import Arrays, Buffers, Layout, is_statistic
+from fltrust.flower.logs import about
 from fltrust.flower.mailbox import GRACE, Mailbox
+from fltrust.flower.membership import Exclusion, Quarantine, Source, fingerprint
 from fltrust.flower.memory import Remembered
+from fltrust.flower.operations import Operations, Settings
 from fltrust.flower.replies import Limits, is_gone, one_of
 from fltrust.flower.root import Root, settings_of
 from fltrust.flower.round import Round
@@ -59,7 +63,14 @@ class RobustStrategy(Strategy):
     server               the server's optimiser (momentum, Adam); None: the model moves by global_lr times the rule's update
     registered           the SuperLink runs with node authentication and its nodes have registered keys, so that a node id always means the
                          same node. Rules that remember each client (FoolsGold) need it: without keys a node gets a new id whenever it
-                         starts again, and could shed its past
+                         starts again, and could shed its past. Fingerprints in the lists below need it too
+    names                file (TOML) that gives nodes names, by id or by fingerprint of their key
+    ban                  nodes that are not asked: ids, fingerprints and names, or a file with one a line, read again before every round
+    allow                if given, no other nodes are asked; in the same forms
+    quarantine           after so many rejected replies a node is not asked for some rounds: a number, or Quarantine(after, rounds).
+                         None: nodes are asked again whatever they sent; what is rejected has no influence anyway
+    metrics_port         where Prometheus finds the run's metrics, on metrics_address
+    log                  "json": the log is one JSON object a line
     most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
     most_bytes           size of a reply; None: the model's, 1 MiB, and 1 KiB for each array
     most_value           largest absolute value in a reply
@@ -84,6 +95,13 @@ class RobustStrategy(Strategy):
         take_buffers: bool = False,
         server: ServerOptimiser | None = None,
         registered: bool = False,
+        names: str | Path | None = None,
+        ban: Source = (),
+        allow: Source | None = None,
+        quarantine: int | Quarantine | None = None,
+        metrics_port: int | None = None,
+        metrics_address: str = "127.0.0.1",
+        log: Literal["text", "json"] = "text",
         most_examples: int | None = None,
         most_bytes: int | None = None,
         most_value: float = 1e9,
@@ -118,6 +136,9 @@ class RobustStrategy(Strategy):
         _require(most_value > 0, f"most_value must be positive, not {most_value}")
         _require(least_norm is None or 0 <= least_norm < 1, f"least_norm must be at least 0 and less than 1, not {least_norm}")
         _require(poll > 0, f"poll must be positive, not {poll}")
+        if isinstance(quarantine, int):
+            quarantine = Quarantine(after=quarantine)
+        self.operator = Settings(names, ban, allow, quarantine, registered, metrics_port, metrics_address, log)
         self.rule, self.root, self.server = rule, root, server or SGD()
         self.directory = None if directory is None else Path(directory)
         self.global_lr, self.min_replies, self.seed, self.poll = global_lr, min_replies, seed, poll
@@ -132,6 +153,7 @@ class RobustStrategy(Strategy):
         self._round: Round | None = None
         self._remembered: Remembered | None = None  # before the first round
         self._guarded: Grid | None = None  # whose replies `start` fetches itself
+        self._operations = Operations(self.operator)
 
     # ---------------------------------------------------------------- the loop
 
@@ -155,7 +177,6 @@ class RobustStrategy(Strategy):
         config = ConfigRecord() if train_config is None else train_config
         result = Result(arrays=initial_arrays)
         self._time_to_live = 2 * timeout  # after the deadline a reply can still arrive and be named late; then Flower drops it
-        self.summary()
         with ExitStack() as stack:
             mailbox = Mailbox(grid, look_of(grid, layout, self.limits), self.poll)
             self._guarded = grid
@@ -163,6 +184,7 @@ class RobustStrategy(Strategy):
             done, arrays = 0, initial
             self._remembered = None
             folder = None
+            records: list[dict[str, Any]] = []
             if self.directory is not None:
                 folder = stack.enter_context(FederationDirectory(self.directory, self._declaration(layout)))
                 done, arrays, records = folder.resume(layout, initial)
@@ -171,6 +193,9 @@ class RobustStrategy(Strategy):
                 for record in records:
                     if record.get("metrics"):
                         result.evaluate_metrics_serverapp[record["round"]] = MetricRecord(record["metrics"])
+            self._operations = Operations(self.operator, self.directory)
+            stack.enter_context(self._operations.running(records))
+            self.summary()
             self._wait = max(timeout, RECONNECT) if done else float("inf")
             if done:
                 log.info("%s: going on after round %d", self.directory, done)
@@ -200,18 +225,16 @@ class RobustStrategy(Strategy):
                 if measured is not None:
                     result.evaluate_metrics_serverapp[t] = measured
                 result.train_metrics_clientapp[t] = MetricRecord(dict(this.count()))
-                _say(this, num_rounds, measured)
+                self._say(this, num_rounds, measured)
+                record = {
+                    **this.record(),
+                    **_measurements(measured),
+                    "seconds": round(time.monotonic() - started, 3),
+                    "run_id": run_id(),
+                }
+                self._operations.conclude(record)
                 if folder is not None:
-                    folder.save(
-                        {
-                            **this.record(),
-                            **_measurements(measured),
-                            "seconds": round(time.monotonic() - started, 3),
-                            "run_id": run_id(),
-                        },
-                        arrays,
-                        self._remembered,
-                    )
+                    folder.save(record, arrays, self._remembered)
         return result
 
     def _sent(self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, mailbox: Mailbox, timeout: float) -> tuple[Round, float]:
@@ -260,7 +283,7 @@ class RobustStrategy(Strategy):
                 "RobustStrategy fetches replies itself, since Flower's own way lets one node harm the others: call its start(...), "
                 "not another loop or a strategy around it"
             )
-        nodes = self._drawn(server_round, grid)
+        nodes, excluded = self._drawn(server_round, grid)
         before = {name: array.numpy() for name, array in arrays.items()}
         layout = Layout.of(before, self.buffers)
         least = math.ceil(self.min_replies * len(nodes)) if self.min_replies < 1 else int(self.min_replies)
@@ -277,6 +300,7 @@ class RobustStrategy(Strategy):
             self.server,
             self._secret(server_round, "rule") if self.rule.needs_generator else None,
             self._secret(server_round, "evidence"),
+            excluded,
         )
         unpredictable = salted(arrays)
         return [self._message(node, server_round, unpredictable, config) for node in nodes]
@@ -306,6 +330,7 @@ class RobustStrategy(Strategy):
             this.take(node, one_of(answers))
         arrays = this.close()
         self._remembered = this.remembered
+        self._operations.conclude(this.record())
         return None if this.kept else _as_record(arrays), MetricRecord(dict(this.count()))
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -314,29 +339,38 @@ class RobustStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return None
 
-    def _drawn(self, t: int, grid: Grid) -> list[int]:
-        """The nodes of round t: all of them or a sample; with a seed the same again if the same nodes are there."""
-        least, started, known = max(self.min_available_nodes, self.min_train_nodes), time.monotonic(), -1
-        while len(nodes := self._connected(grid)) < least:
-            if least > self.min_train_nodes and time.monotonic() - started >= self._wait:
+    def _drawn(self, t: int, grid: Grid) -> tuple[list[int], dict[int, Exclusion]]:
+        """The nodes of round t: all that may be asked or a sample; with a seed the same again if the same nodes are there.
+
+        And why nodes that are there may not be asked.
+        """
+        started, waiting = time.monotonic(), ""
+        while True:
+            nodes, excluded = self._operations.admit(self._connected(grid), t, self.min_train_nodes)
+            least = max(self.min_available_nodes - self._operations.not_awaited(t), self.min_train_nodes)
+            if time.monotonic() - started >= self._wait:
                 least = self.min_train_nodes  # those who left cannot hold up the others
-                continue
-            if len(nodes) != known:
-                log.info("waiting for nodes: %d are there, %d must be", len(nodes), least)
-                known = len(nodes)
+            if len(nodes) >= least:
+                break
+            out = "".join(f", {count} {verdict}" for verdict, count in Counter(why.verdict for why in excluded.values()).items())
+            if waiting != (waiting := f"waiting for nodes: {len(nodes)} may take part{out}; {least} must"):
+                log.log(logging.WARNING if excluded else logging.INFO, waiting, extra=about("waiting", round=t))
             time.sleep(self.poll)
+        self._operations.announce(t, nodes, excluded)
         count = max(int(self.fraction_train * len(nodes)), self.min_train_nodes)
         if self.seed is None:  # who knows the nodes of a round in advance can prepare for it
-            return sorted(secrets.SystemRandom().sample(nodes, count))
+            return sorted(secrets.SystemRandom().sample(nodes, count)), excluded
         picked = stream(self.seed, "nodes", t).choice(len(nodes), count, replace=False)
-        return [nodes[i] for i in sorted(picked)]
+        return [nodes[i] for i in sorted(picked)], excluded
 
-    def _connected(self, grid: Grid) -> list[int]:
-        """The nodes that are there, sorted; a SuperLink that went away has some time to come back."""
+    def _connected(self, grid: Grid) -> dict[int, str | None]:
+        """The nodes that are there, with the fingerprints of registered keys; a SuperLink that went away has some time to come back."""
         started = time.monotonic()
         while True:
             try:
-                return sorted(grid.get_node_ids())
+                if self.operator.registered:
+                    return {node: fingerprint(key) for node, key in public_keys(grid).items()}
+                return dict.fromkeys(grid.get_node_ids())
             except Exception as problem:  # not that somebody stopped the run: Flower's RunNotRunningException is none of these
                 if time.monotonic() - started >= RECONNECT:
                     raise InputError(f"the SuperLink could not be asked for its nodes for {RECONNECT:.0f} s: {plain(problem)}") from problem
@@ -351,6 +385,24 @@ class RobustStrategy(Strategy):
     def _train_root(self, this: Round) -> None:
         if self.root is not None:
             this.set_root(self.root(dict(this.before)))
+
+    def _say(self, this: Round, num_rounds: int, measured: MetricRecord | None) -> None:
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in this.count().items() if count)
+        log.info(
+            "round %d/%d: %s%s%s",
+            this.t,
+            num_rounds,
+            counts,
+            f", {len(this.late)} late" if this.late else "",
+            "" if measured is None else f"; {plain(dict(measured))}",
+            extra=about("round", round=this.t),
+        )
+        for node, entry in this.entries.items():
+            if entry.verdict == "rejected":
+                called = self._operations.called(node)
+                log.info("  %s: %s (%s)", called, entry.reason, entry.detail, extra=about("rejected", round=this.t, node=node))
+        if this.kept:
+            log.warning("round %d keeps the model: %s", this.t, this.why, extra=about("kept", round=this.t, kind=this.kept))
 
 
 def _require(holds: bool, otherwise: str) -> None:
@@ -368,20 +420,3 @@ def _measurements(measured: MetricRecord | None) -> dict[str, Any]:
     if error is None and "accuracy" in metrics:
         error = 1 - metrics["accuracy"]
     return {"test_error": error, "metrics": metrics}
-
-
-def _say(this: Round, num_rounds: int, measured: MetricRecord | None) -> None:
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in this.count().items() if count)
-    log.info(
-        "round %d/%d: %s%s%s",
-        this.t,
-        num_rounds,
-        counts,
-        f", {len(this.late)} late" if this.late else "",
-        "" if measured is None else f"; {plain(dict(measured))}",
-    )
-    for node, entry in this.entries.items():
-        if entry.verdict == "rejected":
-            log.info("  node %d: %s (%s)", node, entry.reason, entry.detail)
-    if this.kept:
-        log.warning("round %d keeps the model: %s", this.t, this.why)

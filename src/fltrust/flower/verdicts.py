@@ -8,7 +8,10 @@ VERDICTS = {
     "not-counted": "its update was in order, but the round kept the model",
     "late": "its reply came after the round's deadline",
     "missing": "no reply came that is certainly its own",
+    "banned": "it was there, but the operator's lists keep it out: it was not asked",
+    "quarantined": "it was there, but too many of its replies were rejected: it was not asked",
 }
+NOT_ASKED = ("banned", "quarantined")
 
 REASONS = {
     "error": "the node replied with an error",
@@ -31,6 +34,19 @@ REASONS = {
     "unavailable": "Flower says that the node is offline or its message gone",
     "not-sent": "the server could not send it the model",
     "silent": "no reply until the deadline",
+    "banned": "it is on the ban list",
+    "not-allowed": "it is not on the allow list",
+    "quarantined": "it waits until its quarantine ends",
+}
+
+ALARMS = {
+    "root-unusable": "the server's own update is zero or not finite",
+    "nobody-trusted": "nobody was trusted in two rounds in a row",
+    "one-node-dominates": "one node has more than half of the shares",
+    "replies-falling": "fewer than half of the usual number of replies were in order",
+    "kept": "several rounds in a row kept the model",
+    "quarantined": "a node's quarantine begins",
+    "list-unreadable": "a file of names, banned or allowed nodes cannot be read: what it said last stays in force",
 }
 
 KEPT = {
