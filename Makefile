@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 $(READY_TO_TEST): $(READY)
 	$(PIP) -e '.[test]'
 	command -v chromium || (apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium) || echo "no chromium: its tests are skipped"
-	command -v nginx || apt-get -qq install -y --no-install-recommends nginx-light || echo "no nginx: its tests are skipped"
+	command -v nginx || (apt-get -qq update && apt-get -qq install -y --no-install-recommends nginx-light) || echo "no nginx: its tests are skipped"
 	touch $(READY_TO_TEST)
 
 test: $(READY_TO_TEST)

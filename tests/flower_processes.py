@@ -48,6 +48,7 @@ def new_app(path: Path, *, light: bool = True, fedavg: bool = False) -> Path:
 
 
 CONFIG = {"seed": 0, "bias": 0.1, "steps": 30, "learning-rate": 0.1, "malicious": 0, "hostile": "", "deadline": 60}
+CONFIG |= {"registered": False, "names": "", "ban": "", "quarantine": 0, "metrics-port": 0, "log": "text"}
 
 
 def play(app: Path, directory: Path, nodes: int, **config: str | int | float) -> None:

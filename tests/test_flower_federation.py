@@ -56,7 +56,7 @@ def test_a_new_federation_needs_an_empty_folder(tmp_path: Path) -> None:
 def test_keys_and_results_do_not_travel_to_the_nodes(tmp_path: Path) -> None:
     """Flower sends every node a bundle of the app's folder."""
     create(tmp_path / "app")
-    for name in ("keys/server.key", "keys/notes.md", "runs/first/records.jsonl", "runs/first/experiment.json"):
+    for name in ("keys/server.key", "keys/notes.md", "runs/first/records.jsonl", "runs/first/experiment.json", "names.toml"):
         (tmp_path / "app" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "app" / name).write_text("secret")
     quiet = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}

@@ -29,7 +29,7 @@ _ID, _FINGERPRINT = re.compile(r"\d{1,20}"), re.compile(r"SHA256:[A-Za-z0-9+/]{4
 
 @dataclass(frozen=True)
 class Quarantine:
-    """After `after` rejected replies in its last 2 x `after` rounds a node is not asked for `rounds` rounds, the next time for twice as many."""
+    """After `after` rejected replies in its last 2 x `after` rounds a node is not asked for `rounds` rounds, then for twice as many."""
 
     after: int = 3
     rounds: int = 5

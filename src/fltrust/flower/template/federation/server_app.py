@@ -24,6 +24,12 @@ def main(grid: Grid, context: Context) -> None:
         root=root_of(task.network(config), data.root, lr=float(config["learning-rate"]), steps=int(config["steps"]), batch_size=32),
         directory=str(config["directory"]),
         min_available_nodes=int(config["nodes"]),
+        registered=bool(config["registered"]),
+        names=str(config["names"]) or None,
+        ban=str(config["ban"]) or (),
+        quarantine=int(config["quarantine"]) or None,
+        metrics_port=int(config["metrics-port"]) or None,
+        log=str(config["log"]),
     )
     strategy.start(
         grid,
