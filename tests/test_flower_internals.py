@@ -57,6 +57,15 @@ def test_a_grid_over_http_has_a_node_and_a_client_with_our_three_calls() -> None
         assert call in source or any(call in inspect.getsource(base) for base in internals.HttpGrid.__mro__[1:-1]), call
 
 
+def test_a_grid_tells_its_nodes_and_their_public_keys() -> None:
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.serverapp import Grid
+
+    assert {"node_id", "public_key"} <= {field.name for field in NodeInfo.DESCRIPTOR.fields}
+    for grid in (Grid, internals.HttpGrid, internals.InMemoryGrid):
+        assert callable(grid.get_nodes)
+
+
 def test_a_message_is_taken_apart_and_put_together_as_we_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):  # what Flower sets in the process of a ServerApp
         monkeypatch.setattr(internals.TaskIdentity, name, 1)

@@ -13,7 +13,8 @@ from fltrust.store.records import shares_of
 Alarm = dict[str, Any]
 Naming = Callable[[int], str]
 
-DOMINATES = 0.5  # a node's part of all shares; with two nodes one of them always has half
+DOMINATES = 0.5  # a node's part of all shares
+ROUNDING = 1e-5  # records have six digits
 FEW = 3  # nodes asked: with fewer, the alarms about parts of the nodes say nothing
 FALLING = 0.5  # valid replies, as a part of the usual number
 USUAL = 10  # rounds whose median is the usual number, at least three of them
@@ -55,7 +56,7 @@ def _dominates(record: Mapping[str, Any], name: Naming) -> list[Alarm]:
         return []  # a rule such as Krum chooses few on purpose
     largest = max(range(len(shares)), key=lambda i: shares[i] or 0.0)
     part = (shares[largest] or 0.0) / (sum(share or 0.0 for share in shares) or 1.0)
-    if part <= DOMINATES:
+    if part <= DOMINATES + ROUNDING:
         return []
     node = record["clients"][largest]
     return [alarm("one-node-dominates", f"{name(node)} has {part:.0%} of the shares", [node])]

@@ -115,7 +115,7 @@ class Operations:
             state = "active" if why is None else why.verdict
             was = self._nodes.get(node, {})
             self._nodes[node] = {
-                "name": self._name(node),
+                "name": self._alias(node) or self._fingerprints.get(node) or str(node),
                 "fingerprint": self._fingerprints.get(node),
                 "state": state,
                 "since": was["since"] if was.get("state") == state else t,
@@ -180,15 +180,11 @@ class Operations:
     def called(self, node: int) -> str:
         """A node in a line for people."""
         name = self._alias(node)
-        return f"node {node}" if name is None else f"{name} (node {node})"
+        return f"node {node}" if name is None else f"{plain(name, 60)} (node {node})"
 
     def _alias(self, node: int) -> str | None:
         names = {} if self.lists is None else self.lists.names
-        name = names.get(str(node)) or names.get(self._fingerprints.get(node) or "")
-        return None if name is None else plain(name, 60)
-
-    def _name(self, node: int) -> str:
-        return self._alias(node) or self._fingerprints.get(node) or str(node)
+        return names.get(str(node)) or names.get(self._fingerprints.get(node) or "")
 
 
 def _read_nodes(path: Path) -> dict[int, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from fltrust.errors import InputError
 from fltrust.flower.alarms import Naming
-from fltrust.flower.verdicts import ALARMS, KEPT, NOT_ASKED, VERDICTS, plain
+from fltrust.flower.verdicts import ALARMS, KEPT, NOT_ASKED, VERDICTS
 from fltrust.store.records import shares_of
 
 MOST_NODES = 100  # that have a series of their own; the rest count as "others", so nodes cannot fill the memory of a Prometheus
@@ -83,4 +83,4 @@ class Metrics:
         if node not in self._own and len(self._own) >= MOST_NODES:
             return "others"
         self._own.add(node)
-        return plain(name(node), 60)
+        return name(node)
