@@ -46,6 +46,7 @@ from test_flower_strategy import Clock, records, same
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy, fetch, mailbox
 from fltrust.flower import strategy as strategy_module
+from fltrust.flower.internals import public_keys
 from fltrust.rules import FedAvg
 
 pytestmark = [
@@ -652,3 +653,10 @@ def test_a_node_that_is_offline_is_missing(tmp_path: Path) -> None:
     link.state.acknowledge_node_heartbeat(link.ids[0], 0.1)
     (record,) = played(link, tmp_path / "run", rounds=1)
     assert (record["verdict"][0], record["reason"][0]) == ("missing", "unavailable")
+
+
+def test_the_superlink_tells_the_public_key_of_each_node() -> None:
+    link = Link({}, honest=3)
+    keys = public_keys(link.grid)
+    assert sorted(keys) == link.ids
+    assert {node: link.state.get_node_id_by_public_key(key) for node, key in keys.items()} == {node: node for node in link.ids}
