@@ -378,6 +378,30 @@ def test_a_damaged_nodes_json_is_made_anew(content: str, tmp_path: Path) -> None
     assert all(entry["fingerprint"] is None for entry in nodes_file(tmp_path).values())
 
 
+def test_strangers_that_left_are_forgotten_and_members_are_not(tmp_path: Path) -> None:
+    class Rotating(FakeGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            t = max((round_of(message) for message in self.sent.values()), default=0) + 1
+            return [1, 2, 3, 10 * t, 10 * t + 1] if t < 3 else [1, 2, 30]
+
+    strategy_of(directory=tmp_path, allow=[1, 2, 3]).start(Rotating(honest), as_record(), num_rounds=3)
+    assert set(nodes_file(tmp_path)) == {"1", "2", "3", "30"}
+
+
+def test_directories_of_earlier_versions_resume(tmp_path: Path) -> None:
+    """They have neither alarms nor nodes.json."""
+    pytest.importorskip("prometheus_client")
+    run(rounds=3, directory=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    for old in lines:
+        del old["alarms"]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(old) + "\n" for old in lines))
+    (tmp_path / "nodes.json").unlink()
+    (port,) = free_ports(1)
+    arrays, _ = run(rounds=5, directory=tmp_path, quarantine=2, metrics_port=port)
+    assert same(arrays, run(rounds=5)[0])
+
+
 def test_nodes_json_is_written_only_when_something_changes(tmp_path: Path) -> None:
     stamps = []
     run(rounds=4, directory=tmp_path, evaluate_fn=lambda t, arrays: t and stamps.append((tmp_path / "nodes.json").stat().st_ino))

@@ -109,9 +109,13 @@ class Operations:
 
     def announce(self, t: int, may: Sequence[int], out: Mapping[int, Exclusion]) -> None:
         """Writes down who is who, and who is out, if something changed."""
-        before = dict(self._nodes)
-        for node in sorted({*self._nodes, *may, *out}):  # also those that left
-            why = None if node in may else out.get(node) or self._excluded(node, t)
+        before, here = self._nodes, {*may, *out}
+        self._nodes = {
+            node: entry for node, entry in before.items() if node in here or node in self.history.asked
+        }  # not strangers that left
+        admitted = set(may)
+        for node in sorted({*self._nodes, *here}):
+            why = None if node in admitted else out.get(node) or self._excluded(node, t)
             state = "active" if why is None else why.verdict
             was = self._nodes.get(node, {})
             self._nodes[node] = {
