@@ -142,11 +142,23 @@ def decide(
 # ---------------------------------------------------------------- the operator's files
 
 
-def read_names(path: Path) -> dict[str, str]:
-    """subject -> name."""
+def _text(path: Path, blank: bool) -> str:
+    """`blank`: whether nothing at all may be in the file; one that said something before is then just being written."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{path} cannot be read: {plain(problem)}") from problem
+    if not text and not blank:
+        raise InputError(f"{path} is empty now, as if it were being written: a list of nobody holds a line with a #")
+    return text
+
+
+def read_names(path: Path, blank: bool = True) -> dict[str, str]:
+    """subject -> name."""
+    text = _text(path, blank)
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:
         raise InputError(f"{path} cannot be read: {plain(problem)}") from problem
     names: dict[str, str] = {}
     for subject, name in content.items():
@@ -162,14 +174,10 @@ def read_names(path: Path) -> dict[str, str]:
     return names
 
 
-def read_subjects(source: Source, names: Mapping[str, str], what: str) -> frozenset[str]:
+def read_subjects(source: Source, names: Mapping[str, str], what: str, blank: bool = True) -> frozenset[str]:
     """The nodes of a list. An entry that names nobody is refused: with a misspelt name the list would do nothing."""
     if isinstance(source, str | Path):
-        what = str(source)
-        try:
-            lines = Path(source).read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as problem:
-            raise InputError(f"{what} cannot be read: {plain(problem)}") from problem
+        what, lines = str(source), _text(Path(source), blank).splitlines()
         entries = [entry for line in lines if (entry := line.partition("#")[0].strip())]
     else:
         entries = [str(entry) for entry in source]

@@ -110,10 +110,8 @@ class Operations:
     def announce(self, t: int, may: Sequence[int], out: Mapping[int, Exclusion]) -> None:
         """Writes down who is who, and who is out, if something changed."""
         before, here = self._nodes, {*may, *out}
-        self._nodes = {
-            node: entry for node, entry in before.items() if node in here or node in self.history.asked
-        }  # not strangers that left
-        admitted = set(may)
+        admitted, remembered = set(may), here | self.history.asked  # not strangers that left
+        self._nodes = {node: entry for node, entry in before.items() if node in remembered}
         for node in sorted({*self._nodes, *here}):
             why = None if node in admitted else out.get(node) or self._excluded(node, t)
             state = "active" if why is None else why.verdict
@@ -143,12 +141,11 @@ class Operations:
             if source is None:
                 continue
             try:
-                read: Any = read_names(Path(source)) if what == "names" else read_subjects(source, lists.names, what)
+                blank = not getattr(lists, what)
+                read: Any = read_names(Path(source), blank) if what == "names" else read_subjects(source, lists.names, what, blank)
                 if not settings.registered:
                     need_keys(read, what if isinstance(source, tuple) else str(source))
-                if not first and getattr(lists, what) and isinstance(source, str | Path) and Path(source).stat().st_size == 0:
-                    raise InputError(f"{source} is empty now, as if it were being written: a list of nobody holds a line with a #")
-            except (InputError, OSError) as problem:
+            except InputError as problem:
                 if first:
                     raise
                 alarms.append(alarm("list-unreadable", f"{plain(problem)}; what it said last stays in force"))
