@@ -1,0 +1,33 @@
+"""Is training healthy? One word and one sentence, from the last rounds."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from fltrust.audit import RoundLine
+
+WORSE = 0.1  # the test error may rise so far above its best before the page says so
+
+
+class Health(NamedTuple):
+    level: str  # "waiting", "good", "warn" or "bad"
+    text: str
+
+
+def health(rounds: Sequence[RoundLine]) -> Health:
+    """What went wrong in the last round comes first, then what went wrong slowly."""
+    if not rounds:
+        return Health("waiting", "No round is finished yet")
+    last = rounds[-1]
+    if kept := sum(1 for _ in takewhile(lambda line: line.kept, reversed(rounds))):
+        many = "The last round" if kept == 1 else f"Each of the last {kept} rounds"
+        return Health("bad", f"{many} kept the old model: {last.why or last.kept}")
+    if last.alarms:
+        return Health("bad", last.alarms[0].text)
+    errors = [(line.test_error, line.round) for line in rounds if line.test_error is not None]
+    if not errors:
+        return Health("good", "Training goes on; no test error is recorded")
+    best, when = min(errors)
+    if errors[-1][0] > best + WORSE:
+        return Health("warn", f"The test error rose to {errors[-1][0]:.3f}; it was {best:.3f} in round {when}")
+    return Health("good", "Training is healthy")
