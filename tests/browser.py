@@ -129,12 +129,12 @@ class Browser:
     def dark(self, on: bool = True) -> None:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if on else "light"}])
 
-    def open(self, page: Path) -> None:
-        """Returns when the page has loaded and its script is done."""
+    def open(self, page: Path | str) -> None:
+        """A file or an address. Returns when the page has loaded and its script is done."""
         self.errors.clear()
         self.requests.clear()
         self._loaded = False
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not self._loaded:
             self._next()
         self.wait("document.documentElement.classList.contains('drawn')")

@@ -1,5 +1,6 @@
 """The audit of one run, to be asked again as the run goes on."""
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ class Audit:
         if changed:
             self._findings = None
         return changed
+
+    def numbers_of(self, node: int, name: str, after: int = 0) -> list[float]:
+        """A node's trust, shares, cosine, norm, peers or closest in the recorded rounds after the first `after`; NaN where not known."""
+        place, values = self._reader.nodes.get(node, -1), []
+        for row in self._reader.rows[after:]:
+            there = row.numbers[name][row.nodes == place] if name in row.numbers else ()
+            values.append(float(there[0]) if len(there) else math.nan)
+        return values
 
     def findings(self) -> list[Finding]:
         """Every node, the worst first."""

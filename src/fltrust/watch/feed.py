@@ -15,6 +15,7 @@ from typing import Any
 
 from fltrust.audit import Audit, Finding, RoundLine
 from fltrust.errors import InputError
+from fltrust.flower.verdicts import plain
 from fltrust.watch.health import health
 
 REMEMBERED = 100  # changes that are kept for visitors who were away for a moment
@@ -90,7 +91,7 @@ class Feed:
         version, shown = self._now
         born, _, number = (seen or "").partition("-")
         known = int(number) if born == self._born and number.isascii() and number.isdigit() and len(number) < 10 else None
-        if known == version:
+        if version in (0, known):
             return None
         later = [change for number, change in list(self._changes) if known is not None and known < number <= version]
         if known is None or len(later) != version - known:
@@ -110,7 +111,12 @@ class Feed:
         with self._lock:
             if self._audit is None:
                 return {}
-            return {}
+            ids = [int(node) for node in nodes if node.isascii() and node.isdigit() and len(node) <= 20]
+            columns = {"trust": "trust", "share": "shares"}
+            return {
+                str(node): {name: [_short(value) for value in self._audit.numbers_of(node, column, after)] for name, column in columns.items()}
+                for node in ids
+            }
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -128,7 +134,7 @@ def _shown(audit: Audit, path: Path) -> Shown:
     top = {
         "path": str(path),
         "kind": audit.run.kind,
-        "rule": audit.rule,
+        "rule": _rule_name(audit.run.declared),
         "of": rounds if isinstance(rounds, int) else None,
         "level": state.level,
         "health": state.text,
@@ -136,6 +142,11 @@ def _shown(audit: Audit, path: Path) -> Shown:
         "problem": None,
     }
     return Shown(top, [_round(line) for line in audit.rounds], {str(finding.node): _node(finding) for finding in findings})
+
+
+def _rule_name(declared: dict[str, Any]) -> str:
+    rule = declared.get("rule")
+    return plain(rule.get("name", "?") if isinstance(rule, dict) else rule, 40)
 
 
 def _round(line: RoundLine) -> dict[str, Any]:
@@ -152,7 +163,6 @@ def _node(finding: Finding) -> dict[str, Any]:
         "time": finding.since_time,
         "evidence": finding.evidence,
         "strip": finding.strip,
-        "counts": finding.counts,
         "trust": _short(finding.mean_trust),
         "share": _short(finding.mean_share),
         "malicious": finding.malicious,

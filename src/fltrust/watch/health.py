@@ -23,7 +23,8 @@ def health(rounds: Sequence[RoundLine]) -> Health:
         many = "The last round" if kept == 1 else f"Each of the last {kept} rounds"
         return Health("bad", f"{many} kept the old model: {last.why or last.kept}")
     if last.alarms:
-        return Health("bad", last.alarms[0].text)
+        text = last.alarms[0]["text"]
+        return Health("bad", text[:1].upper() + text[1:])
     errors = [(line.test_error, line.round) for line in rounds if line.test_error is not None]
     if not errors:
         return Health("good", "Training goes on; no test error is recorded")

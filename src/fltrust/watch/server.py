@@ -56,7 +56,7 @@ def watch_app(feed: Feed, *, hosts: frozenset[str], token: str | None, stopping:
     async def events(request: Request) -> Response:
         return StreamingResponse(_events(feed, request.headers.get("last-event-id"), stopping), media_type="text/event-stream")
 
-    async def history(request: Request) -> Response:
+    def history(request: Request) -> Response:
         nodes = request.query_params.getlist("node")[:MOST_NODES]
         after = request.query_params.get("after", "0")
         return JSONResponse(feed.history(nodes, int(after) if after.isascii() and after.isdigit() and len(after) < 10 else 0))
