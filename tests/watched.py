@@ -1,8 +1,14 @@
-"""Run directories of federations that never ran, for the live page: honest nodes, and hostile ones of four kinds."""
+"""Run directories of federations that never ran, with hostile nodes of four kinds; and `fltrust watch` as a process that shows one."""
 
+import contextlib
 import json
+import os
 import random
-from collections.abc import Sequence
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +20,13 @@ KINDS = ("flip", "nan", "scale", "alternate")
 
 def declare(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    declared = {"key": "0123456789abcdef", "kind": "federation", "experiment": {"rule": {"name": "fltrust"}}, "versions": {}, "hardware": "x"}
+    declared = {
+        "key": "0123456789abcdef",
+        "kind": "federation",
+        "experiment": {"rule": {"name": "fltrust"}},
+        "versions": {},
+        "hardware": "x",
+    }
     (path / "experiment.json").write_text(json.dumps(declared))
 
 
@@ -24,13 +36,19 @@ def ids(nodes: int) -> list[int]:
 
 def name_nodes(path: Path, names: Sequence[str]) -> None:
     entry = {"fingerprint": None, "state": "active", "since": 1, "why": ""}
-    (path / "nodes.json").write_text(json.dumps({str(node): {**entry, "name": name} for node, name in zip(ids(len(names)), names, strict=True)}))
+    (path / "nodes.json").write_text(
+        json.dumps({str(node): {**entry, "name": name} for node, name in zip(ids(len(names)), names, strict=True)})
+    )
 
 
-def record(t: int, nodes: int, hostile: int, *, since: int = 1, alarms: Sequence[dict[str, Any]] = (), kept: str | None = None) -> dict[str, Any]:
+def record(
+    t: int, nodes: int, hostile: int, *, since: int = 1, alarms: Sequence[dict[str, Any]] = (), kept: str | None = None
+) -> dict[str, Any]:
     """Round t: the first `hostile` nodes misbehave from round `since` on, each in its way."""
     draw = random.Random(t)
-    columns: dict[str, list[Any]] = {name: [] for name in ("verdict", "reason", "shares", "cosine", "norm", "peers", "closest", "closest_to")}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("verdict", "reason", "shares", "cosine", "norm", "peers", "closest", "closest_to")
+    }
     for i in range(nodes):
         kind = KINDS[i % len(KINDS)] if i < hostile and t >= since else ""
         bad = kind in ("flip", "scale") or (kind == "alternate" and t % 2 == 0)
@@ -67,3 +85,25 @@ def write_run(path: Path, *, nodes: int = 10, rounds: int = 12, hostile: int = 4
     declare(path)
     append(path, *(record(t, nodes, hostile, since=since) for t in range(1, rounds + 1)))
     return path
+
+
+PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*PROGRAM, "watch", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
+@contextlib.contextmanager
+def watching(path: Path, *options: str) -> Iterator[str]:
+    """The address of the page while it is served; it must end quietly."""
+    with start(str(path), "--port", "0", *options) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"http://\S+", line := server.stdout.readline())
+            assert found, line + server.communicate()[1]
+            yield found[0]
+        finally:
+            server.send_signal(signal.SIGINT)
+            out, errors = server.communicate(timeout=60)
+        assert (server.returncode, out, errors) == (0, "", ""), errors

@@ -56,8 +56,8 @@ class Audit:
         """A node's trust, shares, cosine, norm, peers or closest in the recorded rounds after the first `after`; NaN where not known."""
         place, values = self._reader.nodes.get(node, -1), []
         for row in self._reader.rows[after:]:
-            there = row.numbers[name][row.nodes == place] if name in row.numbers else ()
-            values.append(float(there[0]) if len(there) else math.nan)
+            there = row.numbers[name][row.nodes == place].tolist() if name in row.numbers else []
+            values.append(there[0] if there else math.nan)
         return values
 
     def findings(self) -> list[Finding]:

@@ -324,8 +324,12 @@ def audit(
 @app.command()
 def watch(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a federation, or of 'fltrust run'. It may come later.")],
-    host: Annotated[str, typer.Option(help="The address to listen on. Any other than this machine's own needs the token that is printed.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free (default: 8642, or the next free one).")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. Any other than this machine's own needs the token that is printed.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free (default: 8642, or the next free one).")
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show a run on a live page: is training healthy, who is suspicious and why, since when. It only reads, so it cannot disturb the run.

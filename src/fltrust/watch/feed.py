@@ -114,7 +114,9 @@ class Feed:
             ids = [int(node) for node in nodes if node.isascii() and node.isdigit() and len(node) <= 20]
             columns = {"trust": "trust", "share": "shares"}
             return {
-                str(node): {name: [_short(value) for value in self._audit.numbers_of(node, column, after)] for name, column in columns.items()}
+                str(node): {
+                    name: [_short(value) for value in self._audit.numbers_of(node, column, after)] for name, column in columns.items()
+                }
                 for node in ids
             }
 

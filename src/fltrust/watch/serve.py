@@ -7,8 +7,10 @@ import secrets
 import socket
 import webbrowser
 from pathlib import Path
+from threading import Thread
 
 import uvicorn
+from starlette.applications import Starlette
 
 from fltrust.errors import InputError
 from fltrust.watch.feed import Feed
@@ -19,33 +21,36 @@ TRIES = 100  # ports after the usual one, if others are watching too
 
 
 def serve(path: Path, *, host: str, port: int | None, open_browser: bool) -> None:
-    with _listening(host, port) as listening:
+    with contextlib.suppress(KeyboardInterrupt), _listening(host, port) as listening:
         address, port = listening.getsockname()[:2]
         loopback = ipaddress.ip_address(address).is_loopback
         token = None if loopback else secrets.token_urlsafe(32)
         names = ("127.0.0.1", "localhost", "[::1]", _in_url(address)) if loopback else ()
-        app = watch_app(
-            Feed(path), hosts=frozenset(f"{name}:{port}" for name in names), token=token, stopping=lambda: server.should_exit
-        )
-        # No access log: it would hold the token. The stream ends when the server is told to, so nobody waits for a visitor to leave.
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                access_log=False,
-                log_level="error",
-                server_header=False,
-                proxy_headers=False,
-                ws="none",
-                limit_concurrency=200,
-                timeout_graceful_shutdown=3,
-            )
-        )
+        hosts = frozenset(f"{name}:{port}" for name in names)
         url = f"http://{_shown(address)}:{port}/" + (f"?token={token}" if token else "")
-        print(f"{path} is shown at {url} (Ctrl-C ends it)", flush=True)
-        if open_browser:
-            webbrowser.open(url)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listening])
+
+        def ready() -> None:  # from here on Ctrl-C is uvicorn's
+            print(f"{path} is shown at {url} (Ctrl-C ends it)", flush=True)
+            if open_browser:
+                Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # one for a terminal would hold the server up
+
+        app = watch_app(Feed(path), hosts=hosts, token=token, ready=ready, stopping=lambda: server.should_exit)
+        server = uvicorn.Server(_config(app))
+        server.run(sockets=[listening])
+
+
+def _config(app: Starlette) -> uvicorn.Config:
+    """No access log: it would hold the token. The streams end when the server shall end, so it does not wait for visitors to leave."""
+    return uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="critical",
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        limit_concurrency=200,
+        timeout_graceful_shutdown=3,
+    )
 
 
 def _listening(host: str, port: int | None) -> socket.socket:

@@ -44,12 +44,18 @@ HEADERS = {
 }
 
 
-def watch_app(feed: Feed, *, hosts: frozenset[str], token: str | None, stopping: Callable[[], bool]) -> Starlette:
-    """The app for visitors that come as one of `hosts` (none given: any), with the token if there is one."""
+def watch_app(
+    feed: Feed, *, hosts: frozenset[str], token: str | None, ready: Callable[[], None], stopping: Callable[[], bool]
+) -> Starlette:
+    """The app for visitors that ask for one of `hosts` (none given: any), with the token if there is one.
+
+    It calls `ready` when it starts. Streams end once `stopping` says so.
+    """
 
     @asynccontextmanager
     async def following(app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(_follow(feed))
+        ready()
         yield
         task.cancel()
 
