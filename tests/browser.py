@@ -165,8 +165,10 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, button="left", buttons=1, clickCount=1, **where)
 
     def key(self, name: str) -> None:
+        code = {"Tab": 9, "Enter": 13, "Escape": 27}.get(name, 0)
+        typed = {"text": "\r"} if name == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode={"Escape": 27}.get(name, 0))
+            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **typed)
 
     def picture(self, path: Path, whole: bool = False) -> None:
         """What one sees as a PNG, for eyes."""

@@ -162,7 +162,7 @@ def test_many_nodes_are_found_filtered_and_turned_over(browser: Browser, tmp_pat
         assert 0 < len(hostile) <= 8
         browser.click("#suspects li button")  # opens its row
         browser.wait("document.activeElement.getAttribute('aria-expanded') == 'true'")
-        assert "its reply" in text(browser, "#rows .detail") or "round" in text(browser, "#rows .detail")
+        assert "Since round 1, 2026-03-02 08:30:40 UTC." in text(browser, "#rows .detail")
         opened = browser.run("document.activeElement.innerText")
         append(run, record(7, 120, 8, since=1))
         browser.wait("document.querySelector('#round').innerText == 'Round 7'")
