@@ -231,3 +231,29 @@ CONTRAST = """(() => {
   const parts = "h1, .level, .lede, .badge, .why, .fact small, .strip span:not(.not-asked), .evidence, #rows button, .keys span, .choice button";
   return Math.min(...[...document.querySelectorAll(parts)].map(ratio));
 })()"""
+
+
+def test_a_real_federation_with_hostile_nodes_while_it_runs(browser: Browser, tmp_path: Path) -> None:
+    """Ten seconds a round; most of it is Flower's: each node starts a process in each round."""
+    pytest.importorskip("flwr")
+    from flower_processes import Federation, new_app
+
+    app = new_app(tmp_path / "app")
+    with Federation(tmp_path / "here", 5) as federation, watching(federation.folder / "watched") as url:
+        browser.open(url)
+        assert "waiting" in text(browser, "#health")
+        with federation.start_run(app, nodes=5, rounds=4, malicious=2, hostile="nan trim", directory="watched") as running:
+            try:
+                for t in range(1, 5):
+                    shown = f"document.querySelector('#round').innerText == 'Round {t}'"
+                    federation.wait(lambda shown=shown: browser.run(shown), f"round {t} is not shown", "link", seconds=600)
+            finally:
+                running.kill()
+        suspects = "[...document.querySelectorAll('#suspects li')].map((one) => one.innerText)"
+        found = browser.run(suspects)
+        blamed = {node for node in federation.ids if any(str(node) in one for one in found)}
+        assert federation.ids[0] in blamed
+        assert blamed <= set(federation.ids[:2])  # no honest node
+        assert all("since round" in one for one in found)
+        assert "look" in browser.run("document.querySelector('#announce').textContent")
+        assert browser.errors == []
