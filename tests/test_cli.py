@@ -36,7 +36,21 @@ def test_version(tmp_path: Path) -> None:
     assert fltrust("--version", cwd=tmp_path).stdout == f"fltrust {__version__}\n"
 
 
-COMMANDS = ("", "demo", "run", "list", "reproduce", "report", "audit", "watch", "new-federation", "data", "data fetch", "data check", "data list")
+COMMANDS = (
+    "",
+    "demo",
+    "run",
+    "list",
+    "reproduce",
+    "report",
+    "audit",
+    "watch",
+    "new-federation",
+    "data",
+    "data fetch",
+    "data check",
+    "data list",
+)
 
 
 @pytest.mark.parametrize("command", [command.split() for command in COMMANDS], ids=COMMANDS)

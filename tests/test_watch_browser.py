@@ -181,7 +181,9 @@ def test_by_keyboard_alone(browser: Browser, tmp_path: Path) -> None:
         passed = []
         for _ in range(40):
             browser.key("Tab")
-            passed.append(browser.run("(document.activeElement.id || document.activeElement.innerText || document.activeElement.className)"))
+            passed.append(
+                browser.run("(document.activeElement.id || document.activeElement.innerText || document.activeElement.className)")
+            )
             outline = browser.run("getComputedStyle(document.activeElement).outlineStyle")
             assert outline != "none", passed[-1]
             if browser.run("document.activeElement.dataset.control == 'name'"):
@@ -228,7 +230,7 @@ CONTRAST = """(() => {
     const [low, high] = [light(ground), light(over(ground, getComputedStyle(element).color))].sort((a, b) => a - b);
     return (high + 0.05) / (low + 0.05);
   };
-  const parts = "h1, .level, .lede, .badge, .why, .fact small, .strip span:not(.not-asked), .evidence, #rows button, .keys span, .choice button";
+  const parts = "h1, .level, .lede, .badge, .why, .fact small, .strip span, .evidence, #rows button, .keys span, .choice button";
   return Math.min(...[...document.querySelectorAll(parts)].map(ratio));
 })()"""
 

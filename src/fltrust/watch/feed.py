@@ -8,6 +8,7 @@ import math
 import secrets
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -65,26 +66,34 @@ class Feed:
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        version, before = self._now
-        shown = self._read(before)
-        if change := shown.since(before):
-            self._changes.append((version + 1, change))
-            self._now = (version + 1, shown)
+        for shown in self._read(self._now[1]):
+            version, before = self._now
+            if change := shown.since(before):
+                self._changes.append((version + 1, change))
+                self._now = (version + 1, shown)
 
-    def _read(self, before: Shown) -> Shown:
+    def _read(self, before: Shown) -> Iterator[Shown]:
+        """What the directory holds now. A new round comes by itself first: to judge a thousand nodes takes a moment."""
         try:
             with self._lock:
                 if self._audit is None:
                     self._audit = Audit(self.path)
                 else:
                     self._audit.refresh()
-                return _shown(self._audit, self.path)
+            rounds = [_round(line) for line in self._audit.rounds]
+            top = _top(self._audit, self.path)
+            if before.rounds and rounds[: len(before.rounds)] == before.rounds:
+                yield replace(before, top={**before.top, **top}, rounds=rounds)
+            with self._lock:
+                nodes = {str(finding.node): _node(finding) for finding in self._audit.findings()}
+                yield Shown({**top, "headline": self._audit.headline()}, rounds, nodes)
+            return
         except InputError as problem:
             line = str(problem)
         except Exception as problem:  # whatever happened: a page that stands still must say so
             line = f"{self.path} cannot be read: {problem or type(problem).__name__}"
         self._audit = None  # it may have stopped half-way
-        return replace(before, top={**before.top, "problem": " ".join(line.split())})
+        yield replace(before, top={**before.top, "path": str(self.path), "problem": " ".join(line.split())})
 
     def since(self, seen: str | None) -> tuple[str, str] | None:
         """The name of the newest version, and what changed since the version `seen`, everything if that is unknown; None: nothing."""
@@ -129,21 +138,17 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _shown(audit: Audit, path: Path) -> Shown:
-    state = health(audit.rounds)
-    findings = audit.findings()
-    rounds = audit.run.declared.get("rounds")
-    top = {
+def _top(audit: Audit, path: Path) -> dict[str, Any]:
+    state, rounds = health(audit.rounds), audit.run.declared.get("rounds")
+    return {
         "path": str(path),
         "kind": audit.run.kind,
         "rule": _rule_name(audit.run.declared),
         "of": rounds if isinstance(rounds, int) else None,
         "level": state.level,
         "health": state.text,
-        "headline": audit.headline(),
         "problem": None,
     }
-    return Shown(top, [_round(line) for line in audit.rounds], {str(finding.node): _node(finding) for finding in findings})
 
 
 def _rule_name(declared: dict[str, Any]) -> str:

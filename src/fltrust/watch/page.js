@@ -190,8 +190,7 @@ function showCurves() {
   errors.show(numbers, [{ name: "test error", look: "blue", values: rounds.map((line) => line.error) }]);
   const present = Object.values(LETTERS).map(([verdict]) => verdict).filter((verdict) => rounds.some((line) => line.counts[verdict]));
   replies.show(numbers, present.map((verdict) => ({ name: verdict, look: verdict, values: rounds.map((line) => line.counts[verdict] || 0) })));
-  showChosen();
-  fetchHistory();
+  if (!fetchHistory()) showChosen();
 }
 
 function showChosen() {
@@ -205,26 +204,34 @@ function showChosen() {
 
 let fetching = false;
 
-// Only the rounds that are not here yet.
-async function fetchHistory() {
+// Fetches the rounds that are not here yet, if there are any, and draws them.
+function fetchHistory() {
   const wanted = [...chosen].filter((id) => nodes.has(id) && (history.get(id)?.trust.length ?? 0) < rounds.length);
-  if (!wanted.length || fetching) return;
-  fetching = true;
-  const after = Math.min(...wanted.map((id) => history.get(id)?.trust.length ?? 0));
+  if (wanted.length && !fetching) {
+    fetching = true;
+    fetchThese(wanted, Math.min(...wanted.map((id) => history.get(id)?.trust.length ?? 0)))
+      .then((came) => (came && fetchHistory()) || showChosen())
+      .catch(() => showChosen()); // the stream says when the server is back, and then this is asked again
+  }
+  return wanted.length > 0;
+}
+
+// Whether anything came.
+async function fetchThese(wanted, after) {
+  let came = false;
   try {
     const answer = await fetch(`history?after=${after}&${wanted.map((id) => `node=${encodeURIComponent(id)}`).join("&")}`);
     for (const [id, parts] of Object.entries(await answer.json())) {
       const known = history.get(id) || { trust: [], share: [] };
       if (known.trust.length < after) continue; // the run began anew meanwhile
+      came ||= parts.trust.length > 0;
       for (const name of ["trust", "share"]) known[name] = [...known[name].slice(0, after), ...parts[name]];
       history.set(id, known);
     }
-    showChosen();
-  } catch {
-    // The stream says when the server is back, and then this is asked again.
   } finally {
     fetching = false;
   }
+  return came;
 }
 
 for (const button of document.querySelectorAll("[data-curve]")) {
