@@ -21,7 +21,10 @@ SPY = """{
     .observe(document.getElementById(id), { childList: true, characterData: true, subtree: true });
   look("round", () => (round ||= Date.now()));
   look("rows", () => (nodes = round && Date.now()));
-  window.next = () => new Promise((then) => { done = (both) => { [round, nodes] = [0, 0]; then(both); }; if (round && nodes) done([round, nodes]); });
+  window.next = () => new Promise((then) => {
+    done = (both) => { [round, nodes] = [0, 0]; then(both); };
+    if (round && nodes) done([round, nodes]);
+  });
 }"""
 TASKS = "performance.getEntriesByName('update').map((one) => one.duration)"
 

@@ -21,6 +21,7 @@ pytest.importorskip("uvicorn")
 
 from watched import PROGRAM, append, declare, ids, name_nodes, record, start, watching, write_run
 
+import fltrust.watch
 from fltrust.audit import RoundLine
 from fltrust.watch.health import health
 
@@ -134,13 +135,16 @@ def test_only_what_changed_is_sent(tmp_path: Path) -> None:
         visitor.wait(lambda: len(visitor.rounds) == 3)
         before = visitor.last
         append(run, record(4, 10, 4, since=2))
-        (change,) = visitor.wait(lambda: len(visitor.rounds) == 4)
-        assert "whole" not in change
-        assert [line["round"] for line in change["rounds"]] == [4]
+        first = str(ids(1)[0])
+        changes = visitor.wait(lambda: len(visitor.nodes[first]["strip"]) == 4)
+        assert not any("whole" in change for change in changes)
+        assert [line["round"] for change in changes for line in change.get("rounds", [])] == [4]
+        assert all("name" not in node for change in changes for node in change.get("nodes", {}).values())
         append(run, record(5, 12, 4, since=2), record(6, 12, 4, since=2))  # two nodes more
-        visitor.wait(lambda: len(visitor.rounds) == 6)
+        visitor.wait(lambda: len(visitor.nodes) == 12)
         name_nodes(run, ["first"])
-        visitor.wait(lambda: visitor.nodes[str(ids(1)[0])]["name"] == "first")
+        visitor.wait(lambda: visitor.nodes[first]["name"] == "first")
+        assert visitor.nodes[first]["strip"] == "UZZZZZ"
         assert visitor.all == whole(url)
         with Visitor(url, last=before) as away:  # for a moment: it gets what it missed, and nothing else
             missed = away.hear()
@@ -395,3 +399,11 @@ def test_health(rounds: list[RoundLine], level: str, says: str) -> None:
     found = health(rounds)
     assert found.level == level
     assert says in found.text
+
+
+def test_the_colours_are_the_report_s() -> None:
+    from fltrust.report.looks import COLOURS
+
+    style = (Path(fltrust.watch.__file__).parent / "page.css").read_text()
+    for name, (light, dark) in COLOURS.items():
+        assert re.findall(rf"--{name}: (#\w+);", style) == [light, dark]
