@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from browser import Browser
+from PIL import Image
 from watched import append, name_nodes, record, watching, write_run
 
 UPDATES = 20
@@ -102,13 +103,14 @@ def picture(browser: Browser, folder: Path, path: Path) -> None:
     run = write_run(folder / "runs", nodes=10, rounds=30, hostile=4, since=9)
     name_nodes(run, [f"hospital-{letter}" for letter in "abcdefghij"])
     with watching(run) as url:
-        browser.resize(1120, 1180)
+        browser.resize(1120, 1520)
         browser.open(url)
         browser.run(
             f"document.querySelector('#run').textContent = document.querySelector('#run').textContent.replace({str(run)!r}, 'runs/first')"
         )
         browser.wait("[...document.querySelectorAll('#plot-nodes .curve')].every((one) => one.getAttribute('d'))")
         browser.picture(path)
+    Image.open(path).convert("RGB").quantize(160, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 // The table of nodes: the worst first, found by name, filtered by verdict, a page at a time. Names are text, never markup.
 
-import { make, said } from "./curves.js";
+import { make } from "./curves.js";
 
 const PAGE = 25;
-const RECENT = 48; // letters of a strip in the table
+const RECENT = 32; // letters of a strip in the table
 export const VERDICTS = ["hostile", "suspicious", "unreliable", "ok"];
 export const LETTERS = {
   U: ["used", "its update moved the model"],
@@ -150,7 +150,7 @@ export class Table {
       cell("since", since(node)),
       cell("rounds", recent),
       cell("evidence", node.evidence[0] || "", ...more),
-      cell("number trust", node.trust === null ? "" : said(node.trust)),
+      cell("number trust", node.trust === null ? "" : node.trust.toFixed(3)),
       cell("number share", node.share === null ? "" : node.share.toFixed(4)),
       cell("number curve", curve),
     );
