@@ -388,7 +388,7 @@ def line(t: int, error: float | None = 0.1, kept: str | None = None, alarms: tup
         ([line(1, 0.3), line(2, 0.35)], "good", "healthy"),
         ([line(1, 0.3), line(2, 0.5)], "warn", "rose to 0.500; it was 0.300 in round 1"),
         ([line(1, 0.5), line(2, 0.3), line(3, None)], "good", "healthy"),
-        ([line(1), line(2, kept="nobody-trusted")], "bad", "The last round kept the old model"),
+        ([line(1), line(2, kept="nobody-trusted")], "bad", "The last round kept the old model: nobody was trusted"),
         ([line(1), line(2, kept="rule"), line(3, kept="rule")], "bad", "Each of the last 2 rounds kept"),
         ([line(1, kept="rule"), line(2)], "good", "healthy"),
         ([line(1, alarms=("old",)), line(2)], "good", "healthy"),

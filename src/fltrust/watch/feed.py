@@ -16,8 +16,7 @@ from typing import Any
 
 from fltrust.audit import Audit, Finding, RoundLine
 from fltrust.errors import InputError
-from fltrust.flower.verdicts import plain
-from fltrust.watch.health import health
+from fltrust.watch.health import health, why_kept
 
 REMEMBERED = 100  # changes that are kept for visitors who were away for a moment
 WATCHED = ("experiment.json", "records.jsonl", "nodes.json")
@@ -143,7 +142,7 @@ def _top(audit: Audit, path: Path) -> dict[str, Any]:
     return {
         "path": str(path),
         "kind": audit.run.kind,
-        "rule": _rule_name(audit.run.declared),
+        "rule": audit.rule_name(),
         "of": rounds if isinstance(rounds, int) else None,
         "level": state.level,
         "health": state.text,
@@ -151,15 +150,10 @@ def _top(audit: Audit, path: Path) -> dict[str, Any]:
     }
 
 
-def _rule_name(declared: dict[str, Any]) -> str:
-    rule = declared.get("rule")
-    return plain(rule.get("name", "?") if isinstance(rule, dict) else rule, 40)
-
-
 def _round(line: RoundLine) -> dict[str, Any]:
     alarms = [{**alarm, "nodes": [str(node) for node in alarm["nodes"]]} for alarm in line.alarms]
     known = {"round": line.round, "time": line.time, "error": _short(line.test_error), "seconds": _short(line.seconds)}
-    return {**known, "kept": (line.why or line.kept) if line.kept else None, "counts": line.counts, "alarms": alarms}
+    return {**known, "kept": why_kept(line), "counts": line.counts, "alarms": alarms}
 
 
 def _node(finding: Finding) -> dict[str, Any]:

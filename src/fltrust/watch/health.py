@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from fltrust.audit import RoundLine
+from fltrust.flower.verdicts import KEPT
 
 WORSE = 0.1  # the test error may rise so far above its best before the page says so
 
@@ -14,6 +15,10 @@ class Health(NamedTuple):
     text: str
 
 
+def why_kept(line: RoundLine) -> str | None:
+    return line.why or KEPT.get(line.kept, line.kept) if line.kept else None
+
+
 def health(rounds: Sequence[RoundLine]) -> Health:
     """What went wrong in the last round comes first, then what went wrong slowly."""
     if not rounds:
@@ -21,7 +26,7 @@ def health(rounds: Sequence[RoundLine]) -> Health:
     last = rounds[-1]
     if kept := sum(1 for _ in takewhile(lambda line: line.kept, reversed(rounds))):
         many = "The last round" if kept == 1 else f"Each of the last {kept} rounds"
-        return Health("bad", f"{many} kept the old model: {last.why or last.kept}")
+        return Health("bad", f"{many} kept the old model: {why_kept(last)}")
     if last.alarms:
         text = last.alarms[0]["text"]
         return Health("bad", text[:1].upper() + text[1:])
