@@ -123,7 +123,9 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
             first = next(run for run, why in failed.items() if why == reason)
             others = "" if times == 1 else f", and {times - 1} more"
             screen.print(f"failed: {describe(first)}{others}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-        screen.print(f"{plural(len(left) - len(failed), 'run')} finished, {len(failed)} failed; the same command tries them again", highlight=False)
+        screen.print(
+            f"{plural(len(left) - len(failed), 'run')} finished, {len(failed)} failed; the same command tries them again", highlight=False
+        )
         return False
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
     screen.print(f"{'the run' if len(left) == 1 else f'all {len(left)} runs'} finished{see}", highlight=False, markup=False, soft_wrap=True)
