@@ -37,7 +37,7 @@ PEERS_PIP = $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c $(PE
 
 # These want versions of torch or numpy that ours excludes, or packages that are of no use to their rules: they come alone.
 ALONE := byzpy==0.1.4 fedml==0.9.6 flexclash==0.0.3 flexible-fl==0.7.0 openfl==1.9 p2pfl==0.4.4
-NEEDED_BY_THEM := cardinality cloudpickle gdown multiprocess opendp psutil sultan tensorly tqdm
+NEEDED_BY_THEM := cardinality cloudpickle dynaconf gdown multiprocess opendp psutil sultan tensorly tqdm
 
 peers: $(PEERS)/ready
 
