@@ -68,7 +68,7 @@ LISTED = {
     " fltrust-withserver fltrust-norelu fltrust-nonorm fltrust-parnorm centred-clipping foolsgold zeno zeno-plus-plus nnm"
     " bucketing arc norm-clipping by-size flame sign-guard fldetector",
     "attacks": "none label-flip scaling label-flip-targeted label-flip-random label-flip-dynamic trim krum adaptive optimal-adaptive"
-    " mimic gaussian free-rider sign-flip alie ipm min-max min-sum mpaf poisonedfl dba neurotoxin edge-case",
+    " mimic gaussian free-rider sign-flip alie ipm min-max min-sum mpaf poisonedfl dba neurotoxin edge-case searched",
     "datasets": "mnist-5k mnist-0.1 mnist-0.5 fashion-mnist cifar-10 har ch-mnist letter shakespeare",
     "models": "cnn logistic mlp gru resnet20 resnet20-projection resnet10 cnn-bucketing cnn-blades alexnet",
     "optimisers": "sgd momentum adam",

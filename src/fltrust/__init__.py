@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot follow what hap
 _HOMES = {
     "attacks": "ALIE ATTACKS Adaptive Attack DBA EdgeCase FreeRider Gaussian IPM Knowledge KrumAttack LabelFlip LabelFlipDynamic"
     " LabelFlipRandom LabelFlipTargeted MPAF MaliciousClient Mimic MinMax MinSum Neurotoxin NoAttack OptimalAdaptive PoisonedFL Scaling"
-    " SignFlip Trigger TrimAttack",
+    " Searched SignFlip Trigger TrimAttack",
     "errors": "InputError",
     "experiment": "Experiment",
     "record": "Record",

@@ -7,13 +7,14 @@ A round is arithmetic on one (n, d) tensor, a row per client. It is a pure funct
 `State`. It never waits for the device and its shapes are fixed, so on a GPU the whole of it is captured once as a CUDA graph.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fltrust.attacks import attack as attacks
-from fltrust.attacks.attack import Knowledge
+from fltrust.attacks.attack import Knowledge, Server
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.rules.rule import Received, take_step
@@ -113,6 +114,8 @@ def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: 
             round=draw.round,
             weights=state.weights,
             global_lr=draw.global_lr,
+            server=Server(run.rule, state.rule, draw.sizes, _root_loss(run, task, draw)) if full else Server(run.rule),
+            own_loss=lambda models: _losses(task, draw.examples[:m, 0].flatten(), draw.loss_weights[:m, 0].flatten(), models),
         )
         sent[:m], attack = attacks.take_step(run.attack, known, state.attack)
     return Sent(sent, root_update, clients, attack)
@@ -129,7 +132,7 @@ def aggregated(run: Experiment, task: Task, state: State, draw: Draw, sent: Sent
         round=draw.round,
         generator=noise.rule,
         weights=state.weights,
-        root_loss=(lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None,
+        root_loss=_root_loss(run, task, draw),
         global_lr=draw.global_lr,
     )
     aggregate, rule = take_step(run.rule, received, state.rule)
@@ -173,10 +176,18 @@ def _relabelled(run: Experiment, task: Task, weights: Tensor, inputs: Tensor, ta
     return attacks.relabelled(run.attack, targets.flatten(0, 2), outputs).view(targets.shape)
 
 
+def _root_loss(run: Experiment, task: Task, draw: Draw) -> Callable[[Tensor], Tensor] | None:
+    return (lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None
+
+
 def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
     """The mean loss (k,) of models (k, d) on the round's root examples."""
-    inputs, targets = task.inputs[draw.root_examples[0, 0]], task.targets[draw.root_examples[0, 0]]
-    counts = draw.root_loss_weights[0, 0]  # 0 for examples that only fill up a batch
+    return _losses(task, draw.root_examples[0, 0], draw.root_loss_weights[0, 0], models)
+
+
+def _losses(task: Task, examples: Tensor, counts: Tensor, models: Tensor) -> Tensor:
+    """The mean loss (k,) of models (k, d); `counts` is 0 for examples that only fill up a batch."""
+    inputs, targets = task.inputs[examples], task.targets[examples]
 
     def loss(weights: Tensor) -> Tensor:
         return (task.objective.loss(task.model.outputs(weights, inputs), targets) * counts).sum() / counts.sum()

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from fltrust.attacks import attack as attacks
-from fltrust.attacks.attack import Attack, Knowledge, MaliciousClient
+from fltrust.attacks.attack import Attack, Knowledge, MaliciousClient, Server
+from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 from fltrust.state import Memory, copied, leaves, restored
 
@@ -348,6 +349,7 @@ def known(attack: Attack, seed: int, dtype: torch.dtype, m: int = 3, n: int = N)
     full = attack.knowledge == "full"
     malicious = torch.arange(m)
     honest = m + torch.randperm(CLIENTS - m, generator=torch.Generator().manual_seed(seed))[: n - m].sort().values
+    weights = draw(1, D, dtype, 100 + seed)[1]
     return Knowledge(
         own=updates[:m],
         others=updates[m:] if full else None,
@@ -358,8 +360,10 @@ def known(attack: Attack, seed: int, dtype: torch.dtype, m: int = 3, n: int = N)
         generator=torch.Generator().manual_seed(seed),
         client_ids=torch.cat((malicious, honest)),
         round=torch.tensor(seed),
-        weights=draw(1, D, dtype, 100 + seed)[1],
+        weights=weights,
         global_lr=torch.tensor(0.5),
+        server=Server(CentredClipping(), weights if full else None),
+        own_loss=lambda models: (models - weights - updates[0]).square().sum(1),
     )
 
 

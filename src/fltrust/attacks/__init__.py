@@ -15,6 +15,7 @@ from fltrust.attacks.shift import ALIE, IPM, SignFlip
 from fltrust.attacks.minmax import MinMax, MinSum
 from fltrust.attacks.fake import MPAF, PoisonedFL
 from fltrust.attacks.backdoors import DBA, EdgeCase, Neurotoxin
+from fltrust.attacks.searched import Searched
 # isort: on
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "OptimalAdaptive",
     "PoisonedFL",
     "Scaling",
+    "Searched",
     "SignFlip",
     "Trigger",
     "TrimAttack",

@@ -12,6 +12,7 @@ Updates are what is added to the weights. Papers that write of gradients have th
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -21,10 +22,23 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
 from fltrust.registry import known as known_name
+from fltrust.rules.rule import Rule
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
 
 Level = Literal["full", "partial"]
+
+
+class Server(NamedTuple):
+    """What the attacker knows of the server. The rule is public; all the rest is None under partial knowledge.
+
+    A rule's draws are never known: an attacker that tries the rule draws its own.
+    """
+
+    rule: Rule
+    memory: Memory | None = None  # the rule's, before this round
+    sizes: Tensor | None = None  # (n,): how many examples each client says it has
+    root_loss: Callable[[Tensor], Tensor] | None = None  # of models (k, d), on the root set; None where the rule does not ask for it
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,10 @@ class Knowledge:
     global_lr : Tensor or None, default None
         (), the server's learning rate in this round: the model moves by so much of the aggregate. None counts as 1. The protocol makes it
         known to every client.
+    server : Server or None, default None
+        The server's rule and, under full knowledge, what the rule remembers. None where the attacker was not told.
+    own_loss : callable or None, default None
+        Takes models (k, d) and returns their losses (k,) on the malicious clients' own examples of this round, with their true labels.
 
     Examples
     --------
@@ -82,6 +100,8 @@ class Knowledge:
     round: Tensor | None = None
     weights: Tensor | None = None
     global_lr: Tensor | None = None
+    server: Server | None = None
+    own_loss: Callable[[Tensor], Tensor] | None = None
 
     @property
     def model(self) -> Tensor:

@@ -64,7 +64,7 @@ class GeometricMedian(GramRule):
         away = torch.where(usable, 0, torch.inf).double()  # rows that are not usable are infinitely far away
         count = usable.sum(-1, keepdim=True)
         middle = ((count - 1) // 2).clamp(min=0)  # of two in the middle the smaller one
-        to_others = (sq_distances_of(products).sqrt() + away[..., None, :]).sort(dim=-1).values
+        to_others = (sq_distances_of(products).clamp(min=_TINY).sqrt() + away[..., None, :]).sort(dim=-1).values
         inner = to_others.gather(-1, middle[..., None].expand(*usable.shape, 1))[..., 0] + away  # (.., n): median distance to the others
         shares = _pull(inner) if self.start == "inner" else usable.double() / divisor(count)
         # All rows as seen from the innermost one: then a very long row, whose share is tiny, does not drown the distances of the others.

@@ -244,7 +244,7 @@ class ARC(Clipping):
         _check_fewer("ARC", self.tolerate, len(norm))
         count = usable.sum()
         cut = 2 * self.tolerate * (count - self.tolerate).clamp(min=0) // count.clamp(min=1)
-        longest = norm.sort(descending=True).values.take(cut.clamp(max=len(norm) - 1))
+        longest = norm.sort(descending=True).values.gather(0, cut.clamp(max=len(norm) - 1)[None])[0]
         return torch.where(count > self.tolerate, longest, 0)  # nobody is trusted if all that is left may be malicious
 
 

@@ -319,7 +319,7 @@ def median_of(values: Tensor, usable: Tensor) -> Tensor:
     """The median () of the usable values (n,), of an even number the mean of the two in the middle; 0 if there is none."""
     count = usable.sum()
     ordered = torch.where(usable, values, torch.inf).sort().values
-    middle = ordered.take(torch.stack(((count - 1) // 2, count // 2)).clamp(0, len(values) - 1))
+    middle = ordered.gather(0, torch.stack(((count - 1) // 2, count // 2)).clamp(0, len(values) - 1))
     return torch.where(count > 0, middle.mean(), 0)
 
 

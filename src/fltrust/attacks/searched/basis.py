@@ -1,0 +1,109 @@
+"""The candidates: what malicious clients might send, as sums of a few vectors, so that one Gram matrix says all about their lengths.
+
+k basis vectors: all n updates before the attack, the malicious clients' first, then EXTRA directions and one for each rival attack.
+A candidate is (m, k): its rows are candidate @ basis.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fltrust.attacks.attack import finite, units
+from fltrust.attacks.searched.scene import Scene
+from fltrust.rules.rows import gram, measure, median_of
+
+ROOT, CENTRE, PUSHES, EXTRA = 0, 1, 2, 9  # where they stand behind the n updates: root update, rule's centre, then seven pushes
+_STRENGTHS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0)
+_ANGLES = tuple(math.pi / 2 * i / 9 for i in range(1, 9))
+_LENGTHS = (1.0, 1.5)  # the longest a row may be, in median honest lengths
+_FACTORS = (0.1, 0.5, 1.0, 2.0, 10.0, 1000.0)  # of a row that is sent as it is
+_SPREAD = 0.7  # how much of an honest client's deviation hides that rows are alike
+_COPIED = 10  # honest clients that are tried as a model to copy
+
+
+class Basis(NamedTuple):
+    """The directions are as long as the median honest update, or zero. Products and lengths are in units of it."""
+
+    rows: Tensor  # (k, d)
+    products: Tensor  # (k, k), in float64
+    scale: Tensor  # (), in float64: the median honest length
+    mean: Tensor  # (k,): the honest mean
+    root: Tensor  # (k,): the root update, which has a length of its own
+    centre: Tensor  # (k,): what the rule remembers, if that is one vector
+    lengths: Tensor  # (rivals,): of the rival attacks' mean rows
+
+
+def basis_of(scene: Scene, result: Tensor, last_update: Tensor, rivals: Sequence[Tensor | None]) -> Basis:
+    """`result` (d,) is what the rule returns without attack; `rivals` holds what other attacks would send (m, d)."""
+    updates, honest, m = scene.updates, scene.honest, scene.m
+    n, d = updates.shape
+    zero = updates.new_zeros(d)
+    norm = measure(honest).norm
+    scale = median_of(norm, norm > 0)
+    scale = torch.where(scale > 0, scale, 1)
+    mean, deviation = honest.mean(0), honest.std(0, correction=0)
+    remembered = scene.memory if isinstance(scene.memory, Tensor) and scene.memory.shape == (d,) else zero
+    pushes = (result.sign(), mean.sign(), mean, result, deviation * mean.sign(), deviation, last_update)
+    means = [zero if rows is None else finite(rows).mean(0) for rows in rivals]
+    own_length = torch.stack((zero if scene.root_update is None else scene.root_update, remembered, *pushes, *means))
+    lengths = torch.nan_to_num(measure(own_length).norm / scale, posinf=0.0)
+    rows = torch.cat((updates, units(own_length) * scale.to(updates.dtype)))
+    k = len(rows)
+    eye = torch.eye(k, dtype=torch.float64, device=rows.device)
+    weight = (torch.arange(k, device=rows.device) >= (m if n > m else 0)) & (torch.arange(k, device=rows.device) < n)
+    return Basis(
+        rows,
+        torch.nan_to_num(gram(rows) / scale / scale),
+        scale,
+        weight.double() / weight.sum(),
+        eye[n + ROOT] * lengths[ROOT],
+        eye[n + CENTRE] * lengths[CENTRE],
+        lengths[EXTRA:],
+    )
+
+
+def candidates_in(basis: Basis, n: int, m: int) -> Tensor:
+    """Some 500 candidates (C, m, k), equal rows and spread-out ones."""
+    k, device = len(basis.rows), basis.rows.device
+    eye = torch.eye(k, dtype=torch.float64, device=device)
+    strengths = torch.tensor(_STRENGTHS, dtype=torch.float64, device=device)
+    factors = torch.tensor(_FACTORS, dtype=torch.float64, device=device)
+    honest = n - m if n > m else n
+    copied = torch.arange(m, device=device) % honest + (n - honest)
+    mean, own, away = basis.mean.expand(m, k), eye[:m], eye[copied] - basis.mean  # (m, k) each
+    pushes = eye[n + PUSHES : n + EXTRA]  # (p, k)
+    push = (strengths[:, None, None] * pushes).reshape(-1, 1, k)  # (strengths p, 1, k)
+    shifted = [start - push for start in (mean, own, away)]  # ALIE, IPM and Min-Max are of the first sort
+    turned = _turned(basis, eye[n + ROOT], pushes)  # (angles p, 1, k)
+    bounded = torch.cat((*shifted, turned.expand(-1, m, k), turned + _SPREAD * away))
+    length = row_lengths(bounded, basis)
+    bounded = torch.cat([bounded * (most / length).clamp(max=1)[..., None] for most in _LENGTHS])
+    others = basis.lengths[:, None] * eye[n + EXTRA :]  # (rivals, k): their mean rows
+    free = torch.cat(
+        (
+            -factors[:, None] * basis.mean,
+            basis.mean - factors[-2:, None, None].mul(pushes).reshape(-1, k),  # far out: a rule by coordinates sees only the side
+            (factors[1:4, None, None] * others).reshape(-1, k),
+            eye[n - honest : n][torch.linspace(0, honest - 1, min(honest, _COPIED), device=device).long()],
+        )
+    )
+    return torch.cat((bounded, free[:, None].expand(-1, m, k)))
+
+
+def _turned(basis: Basis, root: Tensor, pushes: Tensor) -> Tensor:
+    """The root update's direction turned away from each push: cos(t) e_0 - sin(t) v, v the push less its part along e_0."""
+    angles = torch.tensor(_ANGLES, dtype=torch.float64, device=root.device)[:, None, None]
+    square = root @ basis.products @ root
+    along = (pushes @ basis.products @ root) / torch.where(square > 0, square, 1)
+    beside = pushes - along[:, None] * root
+    length = row_lengths(beside, basis)
+    beside = torch.where(length > 1e-6, 1 / length, 0)[:, None] * beside
+    return (angles.cos() * root - angles.sin() * beside).reshape(-1, 1, len(root))
+
+
+def row_lengths(rows: Tensor, basis: Basis) -> Tensor:
+    """Lengths (..,) of rows (.., k), in units of the scale."""
+    return ((rows @ basis.products) * rows).sum(-1).clamp(min=1e-24).sqrt()

@@ -1,0 +1,113 @@
+"""The damage that candidates (C, m, k) do, (C,) in float64: from inner products for most rules, by running the rule for the others."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fltrust.attacks.searched.basis import Basis, row_lengths
+from fltrust.attacks.searched.response import Sent, has_closed_form, respond
+from fltrust.attacks.searched.scene import Aim, Scene
+
+_AT_ONCE = 1 << 25  # values of the candidates' products that are in memory together
+
+
+class Damage(Protocol):
+    side_by_side: bool  # whether many candidates cost little more than one
+
+    def __call__(self, candidates: Tensor) -> Tensor: ...
+
+
+def damage_of(scene: Scene, aim: Aim, basis: Basis, ahead: int, coordinates: int) -> Damage:
+    if has_closed_form(scene.rule):
+        return Closed(scene, aim, basis, ahead)
+    return ByRows(*_in_some_coordinates(scene, aim, basis, coordinates), ahead)
+
+
+class Closed:
+    """From the basis vectors' inner products alone. The aim "loss" is taken to first order here."""
+
+    side_by_side = True
+
+    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
+        self.scene, self.aim, self.basis, self.ahead = scene, aim, basis, ahead
+        self.along = (basis.rows @ aim.target).double()  # (k,)
+        n, k = len(scene.updates), len(basis.rows)
+        self.honest = torch.eye(k, dtype=torch.float64, device=basis.rows.device)[scene.m : n]
+        self.at_once = max(1, _AT_ONCE // (n * max(n, k)))
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        return torch.cat([self._of(part) for part in candidates.split(self.at_once)])
+
+    def updates(self, candidates: Tensor) -> list[Tensor]:
+        """The global updates (C, k) of this round and of those ahead."""
+        sent = Sent(torch.cat((candidates, self.honest.expand(len(candidates), -1, -1)), 1), self.basis)
+        results = [self.basis.centre.expand(len(candidates), -1)]
+        for _ in range(1 + self.ahead):
+            results.append(respond(self.scene.rule, sent, results[-1], self.scene.sizes))
+        return results[1:]
+
+    def _of(self, candidates: Tensor) -> Tensor:
+        return torch.stack([self._done_by(update) for update in self.updates(candidates)]).mean(0)
+
+    def _done_by(self, updates: Tensor) -> Tensor:
+        along = updates @ self.along
+        return -along / (row_lengths(updates, self.basis) * self.basis.scale) if self.aim.name == "cosine" else -along
+
+
+class ByRows:
+    """By running the rule on each candidate."""
+
+    side_by_side = False
+
+    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
+        self.aim = replace(aim, name="mean") if aim.name == "loss" else aim  # to first order here too
+        self.scene, self.basis, self.ahead = scene, basis, ahead
+        rule = scene.rule
+        self.exact = None if rule.has_memory or rule.on_host or rule.needs_root_loss else _as_float64(scene)
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        one = self._with_slope if candidates.requires_grad and self.exact is not None else self._plain
+        return torch.stack([one(candidate) for candidate in candidates])
+
+    def _plain(self, candidate: Tensor) -> Tensor:
+        rows = candidate.detach().to(self.basis.rows.dtype) @ self.basis.rows
+        return self.aim.mean_damage(self.scene, rows, self.ahead)
+
+    def _with_slope(self, candidate: Tensor) -> Tensor:
+        """In float64, where rules take the plain path of torch, which has gradients."""
+        assert self.exact is not None
+        scene = self.exact
+        updates = torch.cat((candidate @ self.basis.rows.double(), scene.updates[scene.m :]))
+        steps = [scene.rule.step(scene.received(updates, 0, chance), scene.memory)[0] for chance in scene.chances()]
+        return torch.stack([self.aim.damage(scene.known, step.update) for step in steps]).mean()
+
+
+def _in_some_coordinates(scene: Scene, aim: Aim, basis: Basis, coordinates: int) -> tuple[Scene, Aim, Basis]:
+    """The same in a part of the coordinates, drawn anew each round, where the rule treats each by itself."""
+    d = scene.updates.shape[1]
+    if not scene.rule.by_coordinate or scene.rule.has_memory or d <= coordinates:
+        return scene, aim, basis
+    columns = torch.rand(d, generator=scene.known.generator, device=scene.updates.device).topk(coordinates).indices
+    return (
+        _each(scene, lambda tensor: tensor[..., columns]),
+        replace(aim, target=aim.target[columns]),
+        basis._replace(rows=basis.rows[:, columns].contiguous()),
+    )
+
+
+def _as_float64(scene: Scene) -> Scene:
+    return _each(scene, Tensor.double)
+
+
+def _each(scene: Scene, change: Callable[[Tensor], Tensor]) -> Scene:
+    """The scene with all tensors of d values changed."""
+    known = scene.known
+    return replace(
+        scene,
+        known=replace(known, own=change(known.own), weights=None if known.weights is None else change(known.weights)),
+        updates=change(scene.updates).contiguous(),
+        root_update=None if scene.root_update is None else change(scene.root_update),
+    )

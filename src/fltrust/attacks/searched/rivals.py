@@ -1,0 +1,67 @@
+"""The package's other attacks: what each would send is a candidate too, so that the search is never weaker than any of them."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fltrust.attacks.adaptive import Adaptive, OptimalAdaptive
+from fltrust.attacks.attack import Attack, Knowledge, Level, take_step
+from fltrust.attacks.data import NoAttack
+from fltrust.attacks.fake import MPAF, PoisonedFL
+from fltrust.attacks.fang import KrumAttack, TrimAttack
+from fltrust.attacks.mimic import Mimic
+from fltrust.attacks.minmax import MinMax, MinSum
+from fltrust.attacks.noise import FreeRider, Gaussian
+from fltrust.attacks.shift import ALIE, IPM, SignFlip
+from fltrust.errors import InputError
+from fltrust.state import Memory
+
+# Attacks that poison data are not here: malicious clients have trained before the search begins, and a backdoor is another aim.
+_BLIND: tuple[Attack, ...] = (NoAttack(), SignFlip(), FreeRider(), MPAF(), PoisonedFL())
+_SEEING: tuple[Attack, ...] = (
+    TrimAttack(),
+    KrumAttack(),
+    Adaptive(),
+    OptimalAdaptive(),
+    Mimic(),
+    Gaussian(),
+    ALIE(),
+    ALIE(z=1.5),
+    IPM(),
+    IPM(epsilon=100.0),
+    MinMax(),
+    MinMax("sign"),
+    MinMax("mean"),
+    MinSum(),
+)
+_PEEPING: tuple[Attack, ...] = (
+    TrimAttack("partial"),
+    KrumAttack("partial"),
+    Gaussian(knowledge="partial"),
+    ALIE(knowledge="partial"),
+    ALIE(z=1.5, knowledge="partial"),
+    IPM(knowledge="partial"),
+    IPM(epsilon=100.0, knowledge="partial"),
+    MinMax(knowledge="partial"),
+    MinMax("sign", knowledge="partial"),
+    MinMax("mean", knowledge="partial"),
+    MinSum(knowledge="partial"),
+)
+
+
+def rivals_with(knowledge: Level) -> tuple[Attack, ...]:
+    return _BLIND + (_SEEING if knowledge == "full" else _PEEPING)
+
+
+def rivals_rows(rivals: Sequence[Attack], known: Knowledge, memories: Sequence[Memory]) -> tuple[list[Tensor | None], tuple[Memory, ...]]:
+    """What each would send (m, d), and what each remembers; None where an attack is impossible in this setting."""
+    sent: list[Tensor | None] = []
+    later: list[Memory] = []
+    for rival, memory in zip(rivals, memories, strict=True):
+        try:
+            rows, after = take_step(rival, known, memory)
+        except InputError:  # no root update to look at, no z for a malicious majority ...
+            rows, after = None, memory
+        sent.append(rows)
+        later.append(after)
+    return sent, tuple(later)

@@ -1,0 +1,389 @@
+"""The searched attack: its closed forms against the rules themselves, and what it may know."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import small_task
+from torch import Tensor
+
+from fltrust.attacks import Attack, Knowledge, Searched
+from fltrust.attacks.attack import Level, Server, take_step
+from fltrust.attacks.searched.basis import Basis, basis_of, candidates_in, row_lengths
+from fltrust.attacks.searched.damage import ByRows, Closed, damage_of
+from fltrust.attacks.searched.refine import _slope, refined
+from fltrust.attacks.searched.response import has_closed_form
+from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
+from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
+from fltrust.codec import built
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.registry import ATTACKS, DATASETS, RULES
+from fltrust.rules import (
+    ARC,
+    CAF,
+    FLAME,
+    NNM,
+    Bucketing,
+    BySize,
+    CentredClipping,
+    DnC,
+    FedAvg,
+    FLTrust,
+    FLTrustNoNorm,
+    FLTrustNoReLU,
+    FLTrustParNorm,
+    FLTrustWithServer,
+    FoolsGold,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormClipping,
+    Rule,
+    TrimmedMean,
+    Zeno,
+)
+from fltrust.simulation import simulate
+from fltrust.testing import CLIENTS, draw
+
+N, M, D = 13, 3, 60
+CLOSED: list[Rule] = [
+    FedAvg(),
+    FedAvg(by_size=False),
+    Krum(M),
+    MultiKrum(M),
+    MultiKrum(M, iterated=True),
+    GeometricMedian(),
+    DnC(M),
+    CAF(M),
+    FLTrust(),
+    FLTrustWithServer(),
+    FLTrustNoReLU(),
+    FLTrustNoNorm(),
+    FLTrustParNorm(),
+    CentredClipping(),
+    CentredClipping(tau=3.0, steps=3),
+    NNM(GeometricMedian(), M),
+    NNM(Krum(M), M),
+    NNM(CentredClipping(), M),
+    NNM(FLTrust(), M),
+    ARC(NNM(MultiKrum(M), M), M),
+    NormClipping(),
+    NormClipping(GeometricMedian(), bound=5.0),
+]
+BY_ROWS: list[Rule] = [
+    Median(),
+    TrimmedMean(M),
+    NNM(Median(), M),
+    FoolsGold(),
+    Bucketing(GeometricMedian()),
+    DnC(M, rounds=2, coordinates=20),
+    BySize(GeometricMedian()),
+    Zeno(M),
+    FLAME(),
+]
+AIMS: tuple[AimName, ...] = ("sign", "mean", "cosine", "loss")
+
+
+def seen(rule: Rule, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Knowledge:
+    """A round of a rule under full knowledge."""
+    updates, root_update, sizes = draw(N, D, dtype, seed)
+    weights = draw(1, D, dtype, 100 + seed)[1]
+    memory = rule.init(CLIENTS, weights)
+    memory = weights / 10 if isinstance(memory, Tensor) and memory.shape == weights.shape else memory
+
+    def loss(models: Tensor) -> Tensor:
+        return (models - weights - root_update).square().sum(1)
+
+    known = Knowledge(
+        updates[:M],
+        updates[M:],
+        root_update,
+        n=N,
+        tolerate=M,
+        num_clients=CLIENTS,
+        generator=torch.Generator().manual_seed(seed),
+        client_ids=torch.arange(N),
+        round=torch.tensor(1),
+        weights=weights,
+        global_lr=torch.tensor(0.1),
+        server=Server(rule, memory, sizes, loss),
+        own_loss=loss,
+    )
+    return replace(known, **changes)
+
+
+def searched_on(known: Knowledge, aim: AimName = "mean") -> tuple[Scene, Any, Basis]:
+    scene = scene_of(known, "full", False, 2)
+    rivals = rivals_with("full")
+    rows, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
+    result = scene.outcomes(scene.updates[:M])[0]
+    return scene, aim_of(aim, scene), basis_of(scene, result, torch.zeros_like(result), rows)
+
+
+# ---------------------------------------------------------------- closed forms
+
+
+@pytest.mark.parametrize("aim", ["sign", "cosine"])
+@pytest.mark.parametrize("rule", CLOSED, ids=repr)
+def test_candidates_side_by_side_are_what_the_rule_makes_of_each(rule: Rule, aim: AimName) -> None:
+    scene, wanted, basis = searched_on(seen(rule), aim)
+    damage = damage_of(scene, wanted, basis, 0, 4096)
+    assert isinstance(damage, Closed)
+    candidates = candidates_in(basis, N, M)
+    candidates = candidates[torch.randperm(len(candidates), generator=torch.Generator().manual_seed(1))[:80]]
+    candidates[40:] += 0.01 * torch.randn(candidates[40:].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    (updates,), values = damage.updates(candidates), damage(candidates)
+    for candidate, update, value in zip(candidates, updates, values, strict=True):
+        rows = candidate @ basis.rows
+        (expected,) = scene.outcomes(rows)
+        torch.testing.assert_close(update @ basis.rows, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+        torch.testing.assert_close(value, wanted.mean_damage(scene, rows, 0), rtol=1e-6, atol=1e-6)
+
+
+def test_which_rules_have_a_closed_form() -> None:
+    assert all(has_closed_form(rule) for rule in CLOSED)
+    assert not any(has_closed_form(rule) for rule in BY_ROWS)
+
+
+def test_looking_ahead_hands_the_rules_memory_on() -> None:
+    scene, aim, basis = searched_on(seen(CentredClipping()))
+    ahead = Closed(scene, aim, basis, ahead=3)
+    candidate = candidates_in(basis, N, M)[100]
+    results = scene.outcomes(candidate @ basis.rows, ahead=3)
+    assert len(results) == 4
+    assert not torch.equal(results[0], results[3])
+    for update, expected in zip(ahead.updates(candidate[None]), results, strict=True):
+        torch.testing.assert_close(update[0] @ basis.rows, expected)
+    torch.testing.assert_close(ahead(candidate[None])[0], aim.mean_damage(scene, candidate @ basis.rows, 3))
+
+
+def test_a_rule_by_coordinates_is_tried_on_some_of_them() -> None:
+    scene, aim, basis = searched_on(seen(Median()))
+    some = damage_of(scene, aim, basis, 0, coordinates=20)
+    assert isinstance(some, ByRows)
+    assert some.basis.rows.shape == (len(basis.rows), 20)
+    candidates = candidates_in(basis, N, M)[::50]
+    everywhere = ByRows(scene, aim, basis, 0)(candidates)
+    for candidate, value in zip(candidates, everywhere, strict=True):
+        torch.testing.assert_close(value, aim.mean_damage(scene, candidate @ basis.rows, 0))
+
+
+def test_lengths_are_those_of_the_rows() -> None:
+    _, _, basis = searched_on(seen(FLTrust()))
+    candidates = candidates_in(basis, N, M)
+    lengths = (candidates @ basis.rows).norm(dim=-1) / basis.scale
+    torch.testing.assert_close(row_lengths(candidates, basis), lengths, rtol=1e-6, atol=1e-6)
+    assert len(candidates) > 400
+
+
+# ---------------------------------------------------------------- refinement
+
+
+@pytest.mark.parametrize("rule", [FedAvg(), GeometricMedian(), FLTrust(), CentredClipping(), NNM(GeometricMedian(), M)], ids=repr)
+def test_the_slope_is_that_of_finite_differences(rule: Rule) -> None:
+    scene, aim, basis = searched_on(seen(rule))
+    damage = Closed(scene, aim, basis, 0)
+    draws = torch.Generator().manual_seed(3)
+    here = 0.2 * torch.randn(1, M, len(basis.rows), generator=draws, dtype=torch.float64)
+    way = torch.randn(here.shape, generator=draws, dtype=torch.float64)
+    step = 1e-5
+    expected = (damage(here + step * way) - damage(here - step * way))[0] / (2 * step)
+    assert abs(expected) > 1e-3
+    torch.testing.assert_close((_slope(damage, here) * way).sum(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_rules_that_are_run_have_a_slope_too() -> None:
+    scene, aim, basis = searched_on(seen(TrimmedMean(M)))
+    damage = ByRows(scene, aim, basis, 0)
+    here = candidates_in(basis, N, M)[:1]
+    assert _slope(damage, here).any()
+    assert not _slope(ByRows(*searched_on(seen(FoolsGold())), 0), here).any()  # it has a memory: random steps only
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), NNM(GeometricMedian(), M), Krum(M), TrimmedMean(M)], ids=repr)
+def test_refinement_never_loses_and_mostly_gains(rule: Rule) -> None:
+    gains = []
+    for seed in range(4):
+        scene, aim, basis = searched_on(seen(rule, seed))
+        damage = damage_of(scene, aim, basis, 0, 4096)
+        start = candidates_in(basis, N, M)[3:4]
+        best = refined(damage, start, basis, 4, 4, torch.Generator().manual_seed(seed))
+        gains.append(float(damage(best[None])[0] - damage(start)[0]))
+    assert min(gains) >= 0
+    assert sum(gain > 1e-3 for gain in gains) >= 3
+
+
+# ---------------------------------------------------------------- never weaker
+
+
+@pytest.mark.parametrize("aim", AIMS)
+@pytest.mark.parametrize("rule", [*CLOSED[2:8], *CLOSED[8:9], CentredClipping(), NNM(GeometricMedian(), M), *BY_ROWS], ids=repr)
+def test_never_weaker_than_any_attack_of_the_package(rule: Rule, aim: AimName) -> None:
+    """By the damage that the rule itself shows, in each of two rounds; with the same noise for all."""
+    attack = Searched(aim, tries=10, steps=1, draws=1)
+    rivals = rivals_with("full")
+    memory, theirs = attack.init(CLIENTS, torch.zeros(D)), tuple(rival.init(CLIENTS, torch.zeros(D)) for rival in rivals)
+    possible = 0
+    for t in range(2):
+        known = seen(rule, t, torch.float32)
+        rows, memory = take_step(attack, known, memory)
+        known.generator.manual_seed(t)
+        scene = scene_of(known, "full", False, 1)
+        sent, theirs = rivals_rows(rivals, known, theirs)
+        wanted = aim_of(aim, scene)
+        mine = wanted.mean_damage(scene, rows, 0)
+        for rival, other in zip(rivals, sent, strict=True):
+            if other is not None:
+                possible += 1
+                assert mine >= wanted.mean_damage(scene, other, 0), rival
+    assert possible == 2 * len(rivals)
+
+
+def test_every_attack_that_crafts_without_poisoning_is_a_rival() -> None:
+    told = {"trigger": DATASETS["mnist-0.5"].trigger}
+    every: list[Attack] = [built(ATTACKS, name, told) for name in ATTACKS if ATTACKS[name].__module__.startswith("fltrust.attacks.")]
+    expected = {type(attack) for attack in every if not attack.poisons and not attack.relabels and not isinstance(attack, Searched)}
+    assert {type(rival) for rival in rivals_with("full")} == expected
+    assert {type(rival) for rival in rivals_with("partial")} == {kind for kind in expected if kind not in NEED_FULL}
+    assert all(rival.knowledge == "partial" for rival in rivals_with("partial"))
+
+
+NEED_FULL = {ATTACKS["adaptive"], ATTACKS["optimal-adaptive"], ATTACKS["mimic"]}
+
+
+@pytest.mark.parametrize("rule", [FLTrust(), Krum(M), DnC(M), NNM(GeometricMedian(), M)], ids=repr)
+def test_a_search_finds_more_than_all_the_others(rule: Rule) -> None:
+    """What the search is for: strictly more damage than the best single attack."""
+    for seed in range(3):
+        known = seen(rule, seed)
+        attack = Searched("mean")
+        rows, _ = attack.step(known, attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))
+        scene, aim, _ = searched_on(seen(rule, seed))
+        rivals = rivals_with("full")
+        sent, _ = rivals_rows(rivals, seen(rule, seed), tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
+        best = max(float(aim.mean_damage(scene, other, 0)) for other in sent if other is not None)
+        assert float(aim.mean_damage(scene, rows, 0)) > best + 0.01 * abs(best)
+
+
+# ---------------------------------------------------------------- what it may know
+
+
+@pytest.mark.parametrize("guess_root", [True, False])
+@pytest.mark.parametrize("rule", [FLTrust(), NNM(GeometricMedian(), M), Median(), CentredClipping(), FoolsGold(), Zeno(M)], ids=repr)
+def test_partial_knowledge_reads_nothing_of_the_honest_clients_or_the_server(rule: Rule, guess_root: bool) -> None:
+    def spoilt(tensor: Tensor) -> Tensor:
+        return torch.full_like(tensor, torch.nan)
+
+    def refuse(models: Tensor) -> Tensor:
+        raise AssertionError("it asked for the root set's loss")
+
+    blind = seen(rule, others=None, root_update=None, server=Server(rule))
+    whole = seen(rule)
+    assert whole.others is not None
+    assert whole.root_update is not None
+    memory = rule.init(CLIENTS, whole.own[0])
+    server = Server(rule, spoilt(memory) if isinstance(memory, Tensor) else memory, spoilt(torch.ones(N)), refuse)
+    baited = replace(whole, others=spoilt(whole.others), root_update=spoilt(whole.root_update), server=server)
+    attack = Searched(knowledge="partial", guess_root=guess_root, tries=10, steps=2)
+    rows, expected = (attack.step(known, attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))[0] for known in (baited, blind))
+    assert torch.isfinite(rows).all()
+    assert torch.equal(rows, expected)
+
+
+def test_partial_knowledge_without_a_guess_searches_on_a_clipped_mean() -> None:
+    known = seen(FLTrust())
+    assert scene_of(known, "partial", False, 1).rule == NormClipping()
+    guessed = scene_of(known, "partial", True, 1)
+    assert guessed.rule == FLTrust()
+    assert guessed.root_update is not None
+    torch.testing.assert_close(guessed.root_update, known.own.mean(0))
+
+
+def test_supposed_clients_have_the_mean_and_spread_of_the_own() -> None:
+    known = replace(seen(FLTrust()), n=M + 4000)
+    supposed = scene_of(known, "partial", True, 1).honest
+    torch.testing.assert_close(supposed.mean(0), known.own.mean(0), rtol=0, atol=0.2)
+    torch.testing.assert_close(supposed.std(0), known.own.std(0), rtol=0, atol=0.2)
+
+
+def test_a_rule_with_chance_is_tried_with_draws_of_the_attackers_own() -> None:
+    """The same draws for every candidate, others in the next round."""
+    rule = Bucketing(GeometricMedian())
+    one, other = scene_of(seen(rule, 0), "full", False, 3), scene_of(seen(rule, 1), "full", False, 3)
+    assert len(one.seeds) == 3
+    assert set(one.seeds).isdisjoint(other.seeds)
+    again = [scene_of(seen(rule, 0), "full", False, 3).outcomes(one.updates[:M]) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*again, strict=True))
+
+
+def test_a_search_without_a_rule_is_refused() -> None:
+    attack = Searched()
+    with pytest.raises(InputError, match="was not shown it"):
+        attack.step(seen(FedAvg(), server=None), attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))
+    with pytest.raises(InputError, match="aim 'loss' needs the malicious clients' examples"):
+        Searched("loss").step(seen(FedAvg(), own_loss=None), attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("wrong", [{"aim": "pain"}, {"candidates": 0}, {"tries": 0}, {"steps": -1}, {"behave": -1}, {"knowledge": "none"}])
+def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Searched(**wrong)
+
+
+# ---------------------------------------------------------------- over rounds
+
+
+def test_behave_then_turn() -> None:
+    attack = Searched(behave=2, tries=10, steps=1)
+    memory = attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64))
+    for t in range(4):
+        known = seen(FLTrust(), t)
+        rows, memory = attack.step(known, memory)
+        assert torch.equal(rows, known.own) == (t < 2)
+
+
+def test_last_rounds_rows_are_a_start_for_the_clients_that_sent_them() -> None:
+    attack = Searched(steps=1)
+    memory = attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64))
+    _, memory = attack.step(seen(FLTrust(), client_ids=torch.arange(1, N + 1)), memory)
+    assert memory.last[1 : M + 1].any()
+    assert not memory.last[0].any()
+    assert not memory.last[M + 1 :].any()
+    assert not memory.last[:, [0, *range(N + 1, CLIENTS)]].any()  # who took no part is in no row
+
+
+def test_the_same_again_and_another_chance() -> None:
+    attack = Searched(steps=2)
+    first, second, other = (
+        attack.step(seen(FLTrust(), generator=torch.Generator().manual_seed(s)), attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))[0]
+        for s in (0, 0, 1)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("rule", ["fltrust", "krum", "median", "nnm+geometric-median", "centred-clipping", "foolsgold", "zeno", "flame"])
+@pytest.mark.parametrize("knowledge", ["full", "partial"])
+def test_a_run(rule: str, knowledge: Level) -> None:
+    """In the simulator: the rule's own memory reaches the attack, and what it sends is finite."""
+    attack = Searched("loss", knowledge, tries=5, steps=1)
+    run = Experiment(
+        dataset="small",
+        model="own",
+        num_clients=6,
+        clients_per_round=5,
+        malicious=2,
+        rounds=3,
+        batch_size=4,
+        root_size=12,
+        global_lr=0.05,
+        evaluate_every=1,
+        rule=built(RULES, rule, {"tolerate": 2}),
+        attack=attack,
+    )
+    records = list(simulate(run, small_task(malicious=2, attack=attack)))
+    assert len(records) == 3
+    assert all(torch.isfinite(torch.tensor(record.norm)).all() for record in records)
