@@ -115,6 +115,10 @@ def seen(rule: Rule, seed: int = 0, dtype: torch.dtype = torch.float64, **change
     return replace(known, **changes)
 
 
+def started(attack: Attack) -> Any:
+    return attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64))
+
+
 def searched_on(known: Knowledge, aim: AimName = "mean") -> tuple[Scene, Any, Basis]:
     scene = scene_of(known, "full", False, 2)
     rivals = rivals_with("full")
@@ -210,7 +214,7 @@ def test_refinement_never_loses_and_mostly_gains(rule: Rule) -> None:
         scene, aim, basis = searched_on(seen(rule, seed))
         damage = damage_of(scene, aim, basis, 0, 4096)
         start = candidates_in(basis, N, M)[3:4]
-        best = refined(damage, start, basis, 4, 4, torch.Generator().manual_seed(seed))
+        best = refined(damage, start, torch.zeros(0, len(basis.rows)).double(), basis, 4, 4, torch.Generator().manual_seed(seed))
         gains.append(float(damage(best[None])[0] - damage(start)[0]))
     assert min(gains) >= 0
     assert sum(gain > 1e-3 for gain in gains) >= 3
@@ -260,7 +264,7 @@ def test_a_search_finds_more_than_all_the_others(rule: Rule) -> None:
     for seed in range(3):
         known = seen(rule, seed)
         attack = Searched("mean")
-        rows, _ = attack.step(known, attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))
+        rows, _ = attack.step(known, started(attack))
         scene, aim, _ = searched_on(seen(rule, seed))
         rivals = rivals_with("full")
         sent, _ = rivals_rows(rivals, seen(rule, seed), tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
@@ -288,7 +292,7 @@ def test_partial_knowledge_reads_nothing_of_the_honest_clients_or_the_server(rul
     server = Server(rule, spoilt(memory) if isinstance(memory, Tensor) else memory, spoilt(torch.ones(N)), refuse)
     baited = replace(whole, others=spoilt(whole.others), root_update=spoilt(whole.root_update), server=server)
     attack = Searched(knowledge="partial", guess_root=guess_root, tries=10, steps=2)
-    rows, expected = (attack.step(known, attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))[0] for known in (baited, blind))
+    rows, expected = (attack.step(known, started(attack))[0] for known in (baited, blind))
     assert torch.isfinite(rows).all()
     assert torch.equal(rows, expected)
 
@@ -322,9 +326,9 @@ def test_a_rule_with_chance_is_tried_with_draws_of_the_attackers_own() -> None:
 def test_a_search_without_a_rule_is_refused() -> None:
     attack = Searched()
     with pytest.raises(InputError, match="was not shown it"):
-        attack.step(seen(FedAvg(), server=None), attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))
+        attack.step(seen(FedAvg(), server=None), started(attack))
     with pytest.raises(InputError, match="aim 'loss' needs the malicious clients' examples"):
-        Searched("loss").step(seen(FedAvg(), own_loss=None), attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))
+        Searched("loss").step(seen(FedAvg(), own_loss=None), started(attack))
 
 
 @pytest.mark.parametrize("wrong", [{"aim": "pain"}, {"candidates": 0}, {"tries": 0}, {"steps": -1}, {"behave": -1}, {"knowledge": "none"}])
@@ -338,7 +342,7 @@ def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_behave_then_turn() -> None:
     attack = Searched(behave=2, tries=10, steps=1)
-    memory = attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64))
+    memory = started(attack)
     for t in range(4):
         known = seen(FLTrust(), t)
         rows, memory = attack.step(known, memory)
@@ -347,7 +351,7 @@ def test_behave_then_turn() -> None:
 
 def test_last_rounds_rows_are_a_start_for_the_clients_that_sent_them() -> None:
     attack = Searched(steps=1)
-    memory = attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64))
+    memory = started(attack)
     _, memory = attack.step(seen(FLTrust(), client_ids=torch.arange(1, N + 1)), memory)
     assert memory.last[1 : M + 1].any()
     assert not memory.last[0].any()
@@ -357,10 +361,7 @@ def test_last_rounds_rows_are_a_start_for_the_clients_that_sent_them() -> None:
 
 def test_the_same_again_and_another_chance() -> None:
     attack = Searched(steps=2)
-    first, second, other = (
-        attack.step(seen(FLTrust(), generator=torch.Generator().manual_seed(s)), attack.init(CLIENTS, torch.zeros(D, dtype=torch.float64)))[0]
-        for s in (0, 0, 1)
-    )
+    first, second, other = (attack.step(seen(FLTrust(), generator=torch.Generator().manual_seed(s)), started(attack))[0] for s in (0, 0, 1))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
 

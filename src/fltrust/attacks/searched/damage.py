@@ -39,7 +39,7 @@ class Closed:
         self.at_once = max(1, _AT_ONCE // (n * max(n, k)))
 
     def __call__(self, candidates: Tensor) -> Tensor:
-        return torch.cat([self._of(part) for part in candidates.split(self.at_once)])
+        return torch.cat([self._of(part) for part in torch.split(candidates, self.at_once)])
 
     def updates(self, candidates: Tensor) -> list[Tensor]:
         """The global updates (C, k) of this round and of those ahead."""
@@ -67,6 +67,7 @@ class ByRows:
         self.scene, self.basis, self.ahead = scene, basis, ahead
         rule = scene.rule
         self.exact = None if rule.has_memory or rule.on_host or rule.needs_root_loss else _as_float64(scene)
+        self.rows = None if self.exact is None else basis.rows.double()
 
     def __call__(self, candidates: Tensor) -> Tensor:
         one = self._with_slope if candidates.requires_grad and self.exact is not None else self._plain
@@ -79,8 +80,9 @@ class ByRows:
     def _with_slope(self, candidate: Tensor) -> Tensor:
         """In float64, where rules take the plain path of torch, which has gradients."""
         assert self.exact is not None
+        assert self.rows is not None
         scene = self.exact
-        updates = torch.cat((candidate @ self.basis.rows.double(), scene.updates[scene.m :]))
+        updates = torch.cat((candidate @ self.rows, scene.updates[scene.m :]))
         steps = [scene.rule.step(scene.received(updates, 0, chance), scene.memory)[0] for chance in scene.chances()]
         return torch.stack([self.aim.damage(scene.known, step.update) for step in steps]).mean()
 

@@ -1,4 +1,4 @@
-"""From good candidates to better ones: steps along the slope of the damage where the rule has one, and steps at random."""
+"""From good candidates to better ones: steps along the slope of the damage where the rule has one, along the pushes, and at random."""
 
 import torch
 from torch import Tensor
@@ -6,37 +6,41 @@ from torch import Tensor
 from fltrust.attacks.searched.basis import Basis, row_lengths
 from fltrust.attacks.searched.damage import Damage
 
-_STEPS = (0.05, 0.15, 0.5)  # in median honest lengths
+_ALONG_SLOPE = (1.0, 0.3, 0.1)  # of the step's size
+_FIRST = 0.2  # size of the first step, in median honest lengths; it adapts, since a rule's thresholds want small steps
+_GROW, _SHRINK = 1.5, 0.4
 _RIDGE = 1e-4  # of the basis vectors' mean square: directions that are hardly there are left alone
 _LONGEST = 1.5  # what rows may grow to, if the start was not longer
 
 
 @torch.no_grad()
-def refined(damage: Damage, starts: Tensor, basis: Basis, steps: int, moves: int, generator: torch.Generator) -> Tensor:
-    """The best candidate (m, k) found from starts (S, m, k), each client's row by itself; `moves` of each step are random."""
-    values = damage(starts).nan_to_num(-torch.inf)
-    best, most = _taken(starts, values.argmax()), values.amax()
-    if not steps:
-        return best
+def refined(damage: Damage, starts: Tensor, pushes: Tensor, basis: Basis, steps: int, moves: int, generator: torch.Generator) -> Tensor:
+    """The best candidate (m, k) found from starts (S, m, k), each client's row by itself.
+
+    A start goes where the damage is largest of what it tries in a step: along the slope, towards and away from the honest mean, against
+    each of the pushes (p, k), and in `moves` random directions. If nothing is better, it stays and tries shorter steps.
+    """
+    here, most = starts, damage(starts).nan_to_num(-torch.inf)  # (S, m, k), (S,)
     k, device = starts.shape[-1], starts.device
     ridge = _RIDGE * basis.products.diagonal().mean()
     metric = torch.linalg.inv_ex(basis.products + ridge * torch.eye(k, dtype=torch.float64, device=device))[0]
-    sizes = torch.tensor(_STEPS, dtype=torch.float64, device=device)[:, None, None]
+    sizes = torch.tensor(_ALONG_SLOPE, dtype=torch.float64, device=device)[:, None, None]
     longest = row_lengths(starts, basis).clamp(min=_LONGEST)[:, None]  # (S, 1, m)
-    here = starts
+    reach = torch.full_like(most, _FIRST)
     for _ in range(steps):
-        uphill = _unit(_slope(damage, here) @ metric, basis)  # (S, m, k): the slope along rows, not along coefficients
-        noise = torch.randn((len(here), moves, *here.shape[1:]), generator=generator, device=device, dtype=torch.float64)
-        ways = torch.cat((sizes * uphill[:, None], _STEPS[1] * _unit(noise, basis)), 1)  # (S, tries, m, k)
-        tried = here[:, None] + ways
+        uphill = _unit(_slope(damage, here) @ metric, basis)[:, None]  # (S, 1, m, k): the slope along rows, not along coefficients
+        away = (here - basis.mean)[:, None]
+        noise = _unit(torch.randn((len(here), moves, *here.shape[1:]), generator=generator, device=device, dtype=torch.float64), basis)
+        against = -pushes[:, None].expand(len(here), -1, here.shape[1], -1)
+        ways = torch.cat((sizes * uphill, away, -away, against, noise), 1)  # (S, tries, m, k)
+        tried = here[:, None] + reach[:, None, None, None] * ways
         tried = tried * (longest / row_lengths(tried, basis)).clamp(max=1)[..., None]
         values = damage(tried.flatten(0, 1)).nan_to_num(-torch.inf).view(len(here), -1)  # (S, tries)
-        which = values.argmax(1)
-        here = tried[torch.arange(len(here), device=device), which]
-        top = values.amax(1)
-        found = _taken(here, top.argmax())
-        best, most = torch.where(top.amax() > most, found, best), most.maximum(top.amax())
-    return best
+        top, which = values.max(1)
+        better = top > most
+        here = torch.where(better[:, None, None], tried[torch.arange(len(here), device=device), which], here)
+        most, reach = most.maximum(top), reach * torch.where(better, _GROW, _SHRINK)
+    return here.index_select(0, most.argmax()[None])[0]
 
 
 def _slope(damage: Damage, here: Tensor) -> Tensor:
@@ -54,7 +58,3 @@ def _unit(ways: Tensor, basis: Basis) -> Tensor:
     """Each row at the length of the scale; rows of zeros stay."""
     length = row_lengths(ways, basis)[..., None]
     return torch.where(length > 1e-12, ways / length, 0)
-
-
-def _taken(candidates: Tensor, index: Tensor) -> Tensor:
-    return candidates.index_select(0, index[None])[0]

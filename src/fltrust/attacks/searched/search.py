@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import Attack, Knowledge, Level, Seen, bounded, check_choice, check_level
-from fltrust.attacks.searched.basis import EXTRA, Basis, basis_of, candidates_in
+from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.refine import refined
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
@@ -16,8 +16,7 @@ from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.state import Memory
 
-_FINALISTS = 3  # the best candidates before refinement that are tried on the rule itself
-_STARTS = 3  # candidates that are refined
+_FINALISTS = 3  # the best candidates: they are refined, and tried on the rule itself as they are
 _JITTER = 0.02  # what makes equal rows differ, in median honest lengths: only then can they part
 _MOVES, _MOVES_BY_ROWS = 8, 2  # random steps beside those along the slope
 _MOST_REMEMBERED = 1000  # clients up to which last round's rows are a start
@@ -70,10 +69,11 @@ class Searched(Attack):
         How many candidates to evaluate side by side. There are about 500; of more than this number a random part is taken.
     tries : int, default 60
         How many candidates to run a rule on that must be run.
-    steps : int, default 6
+    steps : int, default 8
         Steps of refinement; 0 for none.
     ahead : int, default 0
-        Look-ahead over the rule's memory: how many more rounds the same rows are sent again, by everybody. The damage is the mean over them.
+        Look-ahead over the rule's memory: how many more rounds everybody is supposed to send the same again. The damage is the mean over
+        all of them.
     behave : int, default 0
         Behave, then turn: in so many rounds malicious clients first do as they should.
     coordinates : int, default 4096
@@ -109,7 +109,7 @@ class Searched(Attack):
     guess_root: bool = True
     candidates: int = 500
     tries: int = 60
-    steps: int = 6
+    steps: int = 8
     ahead: int = 0
     behave: int = 0
     coordinates: int = 4096
@@ -166,12 +166,13 @@ class Searched(Attack):
             chance = torch.rand(len(candidates), generator=known.generator, device=candidates.device)
             candidates = candidates[chance.topk(most).indices]
         values = damage(candidates).nan_to_num(-torch.inf)
-        top = candidates[values.topk(min(max(_FINALISTS, _STARTS), len(values))).indices]
-        starts = top[:_STARTS]
+        top = candidates[values.topk(min(_FINALISTS, len(values))).indices]
+        pushes = torch.eye(len(basis.rows), dtype=torch.float64, device=top.device)[known.n + PUSHES : known.n + EXTRA]
+        starts, pushes, moves = (top, pushes, _MOVES) if damage.side_by_side else (top[:1], pushes[:0], _MOVES_BY_ROWS)
         jitter = torch.randn(starts.shape, generator=known.generator, device=starts.device, dtype=torch.float64)
-        starts = torch.cat((starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
-        best = refined(damage, starts, basis, self.steps, _MOVES if damage.side_by_side else _MOVES_BY_ROWS, known.generator)
-        return [*top[:_FINALISTS], best], best
+        starts = torch.cat((starts, starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
+        best = refined(damage, starts, pushes, basis, self.steps, moves, known.generator)
+        return [*top, best], best
 
 
 def _places(known: Knowledge, last: Tensor) -> tuple[Tensor, Tensor]:
