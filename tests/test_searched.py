@@ -25,6 +25,7 @@ from fltrust.rules import (
     CAF,
     FLAME,
     NNM,
+    Aggregate,
     Bucketing,
     BySize,
     CentredClipping,
@@ -41,6 +42,7 @@ from fltrust.rules import (
     Median,
     MultiKrum,
     NormClipping,
+    Received,
     Rule,
     TrimmedMean,
     Zeno,
@@ -205,6 +207,22 @@ def test_rules_that_are_run_have_a_slope_too() -> None:
     here = candidates_in(basis, N, M)[:1]
     assert _slope(damage, here).any()
     assert not _slope(ByRows(*searched_on(seen(FoolsGold())), 0), here).any()  # it has a memory: random steps only
+
+
+class InNumPy(Rule):
+    """A mean that autograd cannot follow."""
+
+    def aggregate(self, received: Received) -> Aggregate:
+        return Aggregate(torch.from_numpy(received.updates.numpy().mean(0)), None)
+
+
+def test_a_rule_that_autograd_cannot_follow_is_searched_at_random() -> None:
+    scene, aim, basis = searched_on(seen(InNumPy()))
+    damage = ByRows(scene, aim, basis, 0)
+    here = candidates_in(basis, N, M)[:1]
+    assert not _slope(damage, here).any()
+    best = refined(damage, here, torch.zeros(0, len(basis.rows)).double(), basis, 4, 4, torch.Generator().manual_seed(0))
+    assert damage(best[None])[0] > damage(here)[0]
 
 
 @pytest.mark.parametrize("rule", [FLTrust(), NNM(GeometricMedian(), M), Krum(M), TrimmedMean(M)], ids=repr)

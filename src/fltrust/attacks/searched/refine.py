@@ -47,10 +47,13 @@ def _slope(damage: Damage, here: Tensor) -> Tensor:
     """The gradient (S, m, k); zeros where there is none."""
     with torch.enable_grad():
         here = here.detach().requires_grad_()
-        total = damage(here).sum()
-        if not total.requires_grad:
+        try:
+            total = damage(here).sum()
+            if not total.requires_grad:
+                return torch.zeros_like(here)
+            (slope,) = torch.autograd.grad(total, here)
+        except RuntimeError:  # autograd cannot follow the rule, which may be a user's own: NumPy, writes in place ...
             return torch.zeros_like(here)
-        (slope,) = torch.autograd.grad(total, here)
     return torch.nan_to_num(slope, posinf=0.0, neginf=0.0)
 
 
