@@ -25,6 +25,7 @@ from fltrust.attacks import (
     MinSum,
     Neurotoxin,
     PoisonedFL,
+    Searched,
     SignFlip,
     TrimAttack,
 )
@@ -94,6 +95,7 @@ EVERY_ATTACK += [MinMax("sign"), MinMax("mean"), MinMax(knowledge="partial")]
 EVERY_ATTACK += [MinSum("sign"), MinSum("mean"), MinSum(bound="min"), MinSum(knowledge="partial")]
 EVERY_ATTACK += [FreeRider("zeros"), FreeRider(noise=0.1), MPAF(base="first"), PoisonedFL(every=2), LabelFlipDynamic("runner-up")]
 EVERY_ATTACK += [DBA(TOLD["trigger"], factor=100.0), Neurotoxin(TOLD["trigger"], norm=0.2), EdgeCase(radius=2.0, factor=5.0)]
+EVERY_ATTACK += [Searched("loss", "partial", steps=1), Searched("cosine", ahead=1, behave=1, candidates=50)]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
