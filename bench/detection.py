@@ -1,6 +1,6 @@
 """Whom the audit finds, and whom it accuses wrongly: writes the tables of docs/audit.md.
 
-    python bench/detection.py                                      # all of it: about 2,100 runs
+    python bench/detection.py                                      # all of it: 2,000 runs
     python bench/detection.py --seeds 2 --print
     python bench/detection.py --first 100 --seeds 5 --keep tuning  # the seeds that the thresholds were chosen on
 
@@ -191,10 +191,10 @@ def main() -> None:
     rates = Counter[str]()
     for one in found.values():
         rates.update(one._asdict())
+    took = "" if options.keep else f", {seconds:.0f} s of processor time"
     said = (
-        f"{len(jobs)} runs, seeds {options.first} to {options.first + options.seeds - 1}, {seconds:.0f} s of processor time on "
-        f"{platform.machine()}. Found {rates['found']} of {rates['hostile']} hostile nodes, accused {rates['accused']} of "
-        f"{rates['honest']} honest ones."
+        f"{len(jobs)} runs, seeds {options.first} to {options.first + options.seeds - 1}, on {platform.machine()}{took}. "
+        f"Found {rates['found']} of {rates['hostile']} hostile nodes, accused {rates['accused']} of {rates['honest']} honest ones."
     )
     text = f"{said}\n\n{tables(found)}"
     print(text) if options.print else write(text)
