@@ -199,7 +199,28 @@ def test_messages_that_nobody_asked_for_take_no_reply_with_them(uploaded: bool, 
 
     for record in played(Link({0: hostile}, honest=3), tmp_path / "run"):
         assert record["verdict"] == ["missing", "used", "used", "used"]
+        assert record["unasked"] == 5
+        (alarm,) = record["alarms"]
+        assert (alarm["kind"], alarm["nodes"]) == ("unasked", [])  # nobody knows who it was
     assert len(sent) == 10
+
+
+def test_thousands_of_messages_that_nobody_asked_for_hold_up_nobody(tmp_path: Path) -> None:
+    dropped: list[str] = []
+
+    class Counting(Link):
+        def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
+            dropped.append(request.message_object_id)
+            return runtime_handlers.confirm_message_received(request, self.state, self._task)
+
+    def hostile(link: Link, node: int, message: Message) -> None:
+        for i in range(1000):
+            injected(link, node, MetricRecord({"x": float(i)}).deflate(), uploaded=False)
+
+    (record,) = played(Counting({0: hostile}, honest=3), tmp_path / "run", rounds=1)
+    assert record["verdict"] == ["missing", "used", "used", "used"]
+    assert record["unasked"] == 1000
+    assert len(dropped) <= 3 + 2 * fetch.MOST_DROPPED  # the three replies, and some
 
 
 def test_replies_that_are_announced_and_not_uploaded_hold_up_nobody(tmp_path: Path) -> None:

@@ -115,10 +115,6 @@ class _Judge:
             said = f"it had learnt nothing in {len(nothing)} of {asked} rounds"
             found.append(("suspicious" if len(nothing) >= max(REPEATED, PART * asked) else "ok", int(nothing[0]), said))
             score += len(nothing)
-        if len(disputed):
-            said = f"in {len(disputed)} of {asked} rounds several replies came to its message, or one in another node's name"
-            found.append(("suspicious" if len(disputed) >= REPEATED else "ok", int(disputed[0]), said))
-            score += len(disputed)
         for name, signal in self.signals.items():
             if signal.total[place] >= SUSPICIOUS and not (name == "away" and self.signals["root"].total[place] >= SUSPICIOUS):
                 verdict: Verdict = "hostile" if signal.total[place] >= HOSTILE else "suspicious"
@@ -127,20 +123,24 @@ class _Judge:
         if any(verdict in ("hostile", "suspicious") for verdict, _, _ in found) and (change := self._change(place)):
             found.append(("ok", len(self.rounds), change))
 
-        away = len(failed) + len(absent) + len(late)
-        parts = ((len(failed), "an error came from it"), (len(absent), "no reply came from it"), (len(late), "its reply was late"))
-        rare: Verdict = "unreliable" if away >= max(REPEATED, ABSENT * asked) else "ok"
-        for many, said in parts:
-            if many:
-                found.append((rare, len(self.rounds), f"{said} in {many} of {asked} rounds"))
+        parts = (
+            (failed, "an error came from it"),
+            (absent, "no reply came from it"),
+            (late, "its reply was late"),
+            (disputed, "nobody could tell whose the reply to its message was"),
+        )
+        rare: Verdict = "unreliable" if sum(len(rounds) for rounds, _ in parts) >= max(REPEATED, ABSENT * asked) else "ok"
+        for rounds, said in parts:
+            if len(rounds):
+                found.append((rare, int(rounds[0]), f"{said} in {len(rounds)} of {asked} rounds"))
         known = self.reader.named.get(node)
         if known and known.state != "active":
             found.append(("ok", len(self.rounds), f"the server has {known.state} it" + (f": {known.why}" if known.why else "")))
 
         worst: Verdict = max((verdict for verdict, _, _ in found), key=RANK.__getitem__, default="ok")
-        blamed = [first for verdict, first, _ in found if RANK[verdict] >= RANK["suspicious"]]
+        counts = [first for verdict, first, _ in found if verdict != "ok" and (verdict != "unreliable" or worst == "unreliable")]
         evidence = [said for _, _, said in sorted(found, key=lambda one: -RANK[one[0]])]
-        return worst, min(blamed) if blamed else None, evidence, score
+        return worst, min(counts, default=None), evidence, score
 
     def _reasons(self, rounds: NDArray[np.int64], place: int) -> str:
         names = {code: reason for reason, code in REASON_CODES.items()}

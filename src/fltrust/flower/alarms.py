@@ -40,6 +40,8 @@ def alarms_of(records: Sequence[Mapping[str, Any]], name: Naming) -> list[Alarm]
         alarms.append(alarm("nobody-trusted", f"nobody was trusted in round {this['round']} and the one before"))
     alarms += _dominates(this, name)
     alarms += _falling(records)
+    if unasked := this.get("unasked"):
+        alarms.append(alarm("unasked", f"{unasked} messages came that answer nothing: a node sent them, and Flower does not say which"))
     if len(kept) >= KEPT_IN_A_ROW and all(kept[:KEPT_IN_A_ROW]):
         row = next((i for i, reason in enumerate(kept) if not reason), len(kept))
         alarms.append(

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -35,20 +35,25 @@ from fltrust.flower.layout import Layout
 from fltrust.flower.replies import Limits, ReplyError
 from fltrust.flower.verdicts import plain
 
-Look = Callable[[str, bool, float], list[Message]]
-"""(message id, whether its content is wanted, until when) -> what has come in answer to it: nothing, a reply, or in a fake grid several."""
+
+class Look(Protocol):
+    """(message id, whether its content is wanted, until when) -> what has come in answer to it: nothing, a reply, or in a fake grid several."""
+
+    unasked: int  # messages so far that answer nothing
+
+    def __call__(self, message_id: str, wanted: bool, until: float) -> list[Message]: ...
 
 
 def look_of(grid: Grid, layout: Layout, limits: Limits) -> Look:
     """How replies are looked for on a grid: over a network as above; where nodes are in the same process, as Flower does."""
     if isinstance(grid, HttpGrid):
-        return _SuperLink(grid, layout, limits).look
+        return _SuperLink(grid, layout, limits)
     if not in_process(grid):
         raise InputError(
             f"RobustStrategy cannot guard replies that come through a {type(grid).__name__}: give it the grid that Flower gives to the "
             "ServerApp; a grid of your own whose nodes are in this process says so with in_process = True"
         )
-    return lambda message_id, wanted, until: [reply for reply in grid.pull_messages([message_id]) if reply.metadata.reply_to_message_id]
+    return _InProcess(grid)
 
 
 def in_process(grid: Grid) -> bool:
@@ -56,10 +61,23 @@ def in_process(grid: Grid) -> bool:
     return isinstance(grid, InMemoryGrid) or getattr(type(grid), "in_process", False) is True
 
 
+@dataclass
+class _InProcess:
+    grid: Grid
+    unasked: int = 0
+
+    def __call__(self, message_id: str, wanted: bool, until: float) -> list[Message]:
+        found = list(self.grid.pull_messages([message_id]))
+        replies = [reply for reply in found if reply.metadata.reply_to_message_id]
+        self.unasked += len(found) - len(replies)
+        return replies
+
+
 AGAIN = 3  # times that a reply may be fetched in all before the last piece of it is there
 MOST_RECORDS = 16  # of a reply, its arrays among them
 LEAST_PIECE = 1 << 16  # bytes that an array's pieces have on average at least; Flower's have 5 MiB
 SECONDS_BETWEEN_CLEANINGS = 1.0
+MOST_DROPPED = 20  # messages that answer nothing and are dropped for one that does: whoever sends thousands must not hold up the others
 
 
 @dataclass
@@ -92,7 +110,7 @@ class _TryLaterError(Exception):
 
 class _SuperLink:
     def __init__(self, grid: HttpGrid, layout: Layout, limits: Limits) -> None:
-        self._grid = grid
+        self._grid, self.unasked = grid, 0
         arrays, most = len(layout.shapes), limits.bytes_for(layout)
         self._most_bytes = most + 1024 * arrays  # on the way each array is two pieces or more, with a head
         # The message, what is in it, its records, and for each array itself, one piece and what more its size allows.
@@ -102,7 +120,7 @@ class _SuperLink:
         self._announced: dict[str, _Announced] = {}  # by the id of the message that is answered; the SuperLink announces each only once
         self._cleaned = float("-inf")
 
-    def look(self, message_id: str, wanted: bool, until: float) -> list[Message]:
+    def __call__(self, message_id: str, wanted: bool, until: float) -> list[Message]:
         try:
             if message_id not in self._announced:
                 self._ask(message_id)
@@ -133,11 +151,13 @@ class _SuperLink:
         self._pull([message_id])
 
     def _pull(self, message_ids: list[str]) -> None:
-        answer = self._call(pull_messages, message_ids)
+        answer, before = self._call(pull_messages, message_ids), self.unasked
         for proto in answer.messages_list:
             metadata = metadata_from_proto(proto.metadata)
             if metadata.reply_to_message_id not in message_ids:
-                self._forget(metadata)
+                self.unasked += 1
+                if self.unasked - before <= MOST_DROPPED:
+                    self._forget(metadata)
             elif (first := self._announced.get(metadata.reply_to_message_id)) is not None:
                 first.more += 1
                 self._forget(metadata)

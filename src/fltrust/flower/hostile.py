@@ -4,6 +4,7 @@
 
 The run's configuration says who misbehaves and how: `malicious` is the number of hostile nodes, those with the lowest partition-id, and
 `hostile` is one of KINDS, or several with spaces between them, which the hostile nodes take in turn, each round where the last one ended.
+Before round `hostile-from` (1 if it is not there) they are as honest as the others.
 
 The kinds that poison data do so where the app asks for it: `images, labels = poisoned(images, labels, num_classes)`.
 
@@ -47,7 +48,7 @@ def misbehave(message: Message, context: Context, call_next: ClientAppCallable) 
     if "partition-id" not in context.node_config:
         raise InputError(f"{m} nodes are to be hostile, those with the lowest partition-id, but this one has none: see --node-config")
     node, t = int(context.node_config["partition-id"]), _round(message)
-    if node >= m:
+    if node >= m or t < int(context.run_config.get("hostile-from", 1)):
         return call_next(message, context)
     return KINDS[kinds[((t - 1) * m + node) % len(kinds)]].play(Turn(message, context, call_next, m, node, t))
 
@@ -213,6 +214,10 @@ def _boast(turn: Turn) -> Message:
     return reply
 
 
+def _alternating(turn: Turn) -> Message:
+    return _boast(turn) if turn.t % 2 else turn.honest()
+
+
 def _huge(turn: Turn) -> Message:
     return turn.reply(
         lambda arrays: arrays.update({n: np.full_like(array, 1e38) for n, array in arrays.items() if array.dtype.kind == "f"})
@@ -336,6 +341,7 @@ KINDS: dict[str, Kind] = {
     "adaptive": Kind(_attack("adaptive"), None, "the paper's attack on FLTrust, with guesses for what the hostile nodes do not know"),
     "optimal-adaptive": Kind(_attack("optimal-adaptive"), None, "the same, solved exactly"),
     "boast": Kind(_boast, None, "sends the opposite of what it learnt, and says that it has a billion examples"),
+    "alternating": Kind(_alternating, None, "does the same in every other round, those with odd numbers, and is honest in between"),
     "nan": Kind(_one(np.nan), "not-finite", "one value is NaN"),
     "infinity": Kind(_one(np.inf), "not-finite", "one value is infinite"),
     "huge": Kind(_huge, "value", "all values are 1e38"),

@@ -36,6 +36,11 @@ class Mailbox:
         self._grid, self._look, self._poll = grid, look, poll
         self._open: dict[str, Asked] = {}  # by message id, of this round and of earlier ones
 
+    @property
+    def unasked(self) -> int:
+        """Messages so far that answer nothing. Flower does not say which node sent them."""
+        return self._look.unasked
+
     def send(self, messages: Iterable[Message], t: int) -> set[int]:
         """Returns the nodes whose message was sent."""
         messages = list(messages)

@@ -67,6 +67,7 @@ class Round:
     entries: dict[int, Entry] = field(init=False)
     late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
     extra: list[tuple[int, str]] = field(init=False, default_factory=list)  # (node, reason) of replies that nobody asked for
+    unasked: int = field(init=False, default=0)  # messages that answer nothing; nobody knows whose they are
     kept: str | None = field(init=False, default=None)  # one of KEPT: why the model stays as it was ...
     why: str | None = field(init=False, default=None)  # ... in a sentence
 
@@ -312,6 +313,7 @@ class Round:
             "detail": [entry.detail for entry in entries],
             "late": self.late,
             "extra": self.extra,
+            "unasked": self.unasked,
             "kept": self.kept,
             "why": self.why,
         }

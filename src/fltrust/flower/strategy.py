@@ -203,6 +203,7 @@ class RobustStrategy(Strategy):
                 result.evaluate_metrics_serverapp[0] = measured
             for t in range(done + 1, num_rounds + 1):
                 # Step I: the nodes that were drawn receive the global model.
+                unasked = mailbox.unasked
                 this, started = self._sent(t, result.arrays, config, grid, mailbox, timeout)
                 # Step II: nodes and server train from there, at the same time.
                 self._train_root(this)
@@ -216,6 +217,7 @@ class RobustStrategy(Strategy):
                         this.take(asked.node, reply)
                     elif not is_gone(reply):
                         this.late.append((asked.node, asked.t))
+                this.unasked = mailbox.unasked - unasked
                 arrays = this.close()
                 self._remembered = this.remembered
                 self._wait = timeout

@@ -44,6 +44,7 @@ ALARMS = {
     "nobody-trusted": "nobody was trusted in two rounds in a row",
     "one-node-dominates": "one node has more than half of the shares",
     "replies-falling": "fewer than half of the usual number of replies were in order",
+    "unasked": "messages came that answer nothing: no honest node sends such, and Flower does not say who did",
     "kept": "several rounds in a row kept the model",
     "quarantined": "a node's quarantine begins",
     "list-unreadable": "a file of names, banned or allowed nodes cannot be read: what it said last stays in force",
