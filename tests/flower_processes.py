@@ -47,7 +47,7 @@ def new_app(path: Path, *, light: bool = True, fedavg: bool = False) -> Path:
     return path
 
 
-CONFIG = {"seed": 0, "bias": 0.1, "steps": 30, "learning-rate": 0.1, "malicious": 0, "hostile": "", "deadline": 60}
+CONFIG = {"seed": 0, "bias": 0.1, "steps": 30, "learning-rate": 0.1, "malicious": 0, "hostile": "", "hostile-from": 1, "deadline": 60}
 CONFIG |= {"registered": False, "names": "", "ban": "", "quarantine": 0, "metrics-port": 0, "log": "text"}
 
 

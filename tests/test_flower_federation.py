@@ -22,6 +22,7 @@ pytest.importorskip("flwr")
 from flower_processes import BIN, TEMPLATE, Federation, new_app, play_alone
 from safetensors.numpy import load_file
 
+from fltrust.audit import Audit
 from fltrust.cli.federation import create
 from fltrust.errors import InputError
 from fltrust.flower.hostile import KINDS
@@ -31,6 +32,7 @@ NODES, MALICIOUS = 10, 4
 LIKE_ANOTHER = {"infinity", "pickle", "missing-array", "zero", "boast", "trim", "adaptive", "optimal-adaptive"}  # to the transport
 IN_TURN = [kind for kind in KINDS if kind != "alternating" and (SLOW or kind not in LIKE_ANOTHER)]  # it takes turns with itself
 ROUNDS = len(IN_TURN) // MALICIOUS
+SECURE = 4
 assert IN_TURN[-2:] == ["silent", "crash"]  # they make a node miss what follows, so they come last
 assert len(IN_TURN) == ROUNDS * MALICIOUS
 
@@ -199,7 +201,7 @@ def test_four_of_ten_nodes_of_one_kind(kind: str, federation: Federation, app: P
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with Federation(tmp_path_factory.mktemp("secure") / "here", 2, secure=True) as secure:
+    with Federation(tmp_path_factory.mktemp("secure") / "here", SECURE, secure=True) as secure:
         yield secure
     assert not secure.processes()
 
@@ -218,7 +220,7 @@ def test_nobody_gets_in_without_a_registered_key_and_the_right_certificate(secur
         "without TLS": ("Failed to initialize the connection", ["--insecure"]),
     }
     for name, (_, options) in intruders.items():
-        secure.start(name, "flower-supernode", *options, "--max-retries", "0", *secure.node_options(2))
+        secure.start(name, "flower-supernode", *options, "--max-retries", "0", *secure.node_options(SECURE))
     for (name, (reason, _)), process in zip(intruders.items(), secure.started[-len(intruders) :], strict=True):
         assert process.wait(timeout=300) != 0, name
         assert reason in secure.log(name), secure.log(name)
@@ -228,26 +230,36 @@ def test_nobody_gets_in_without_a_registered_key_and_the_right_certificate(secur
 
 
 def test_the_app_as_a_user_gets_it(secure: Federation, tmp_path: Path) -> None:
-    log = secure.run(new_app(tmp_path / "app", light=False), nodes=2, rounds=1, malicious=1, hostile="nan", directory="first")
-    assert "round 1/1: 1 used, 1 rejected" in log, log
+    log = secure.run(new_app(tmp_path / "app", light=False), nodes=SECURE, rounds=1, malicious=1, hostile="nan", directory="first")
+    assert "round 1/1: 3 used, 1 rejected" in log, log
 
 
-def test_a_superlink_that_was_killed_and_came_back_does_not_end_the_run(secure: Federation, app: Path) -> None:
-    with secure.start_run(app, nodes=2, rounds=3, malicious=0, directory="returned") as running:
+def test_a_superlink_that_was_killed_and_came_back_changes_no_bit(secure: Federation, app: Path, tmp_path: Path) -> None:
+    with secure.start_run(app, nodes=SECURE, rounds=3, malicious=0, directory="returned") as running:
         secure.wait(lambda: secure.records("returned"), "no round is recorded", "link")
         secure.kill_link()
         secure.start_link()
         secure.wait(lambda: len(secure.records("returned")) == 3, "the run does not go on", "link", seconds=600)
         running.kill()
-    assert [record["round"] for record in secure.records("returned")] == [1, 2, 3]
+    assert [record["verdict"] for record in secure.records("returned")] == [["used"] * SECURE] * 3
+    play_alone(app, tmp_path / "unbroken", SECURE, rounds=3)
+    assert same_model(secure.folder / "returned", tmp_path / "unbroken")
 
 
 def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(secure: Federation, app: Path, tmp_path: Path) -> None:
-    """kill -9 at random moments, of the ServerApp alone and of the SuperLink too; then the same command again."""
+    """kill -9 at random moments, of the ServerApp alone and of the SuperLink too; then the same command again.
+
+    One node is banned by its name, and one is hostile: in quarantine from its second rejection on, asked again, and in quarantine again.
+    """
     rounds, kills = (10, 10) if SLOW else (3, 2)
+    names = [f"clinic-{node}" for node in range(SECURE)]
+    (secure.folder / "names.toml").write_text("".join(f'"{node}" = "{name}"\n' for node, name in zip(secure.ids, names, strict=True)))
+    (secure.folder / "ban.txt").write_text(f"{names[-1]}  # from the start\n")
+    hostile = {"rounds": rounds, "malicious": 1, "hostile": "nan", "quarantine": 2, "registered": True}
+    settings = {**hostile, "nodes": SECURE - 1, "names": "names.toml", "ban": "ban.txt", "directory": "killed"}
     moments = random.Random(0)
     for kill in range(kills):
-        with secure.start_run(app, nodes=2, rounds=rounds, malicious=0, directory="killed") as running:
+        with secure.start_run(app, **settings) as running:
             assert running.stdout is not None
             assert any("as the rule" in line for line in running.stdout)  # Flower starts a run again by itself that had not begun
             time.sleep(moments.uniform(0, 10))
@@ -255,8 +267,18 @@ def test_a_server_that_is_killed_goes_on_as_if_nothing_had_happened(secure: Fede
             running.kill()
         if kill % 2 == 1:
             secure.start_link()
-    log = secure.run(app, nodes=2, rounds=rounds, malicious=0, directory="killed")
+    log = secure.run(app, **settings)
     assert f"round {rounds}/{rounds}: 2 used" in log, log
-    assert [record["round"] for record in secure.records("killed")] == list(range(1, rounds + 1))
-    play_alone(app, tmp_path / "unbroken", 2, rounds=rounds)
+    play_alone(app, tmp_path / "unbroken", SECURE - 1, **hostile)
     assert same_model(secure.folder / "killed", tmp_path / "unbroken")
+    expected = Audit(tmp_path / "unbroken")  # without the banned node; node i has the id i + 2 there
+    strips = {finding.node - 2: finding.strip for finding in expected.findings()}
+    assert strips[0] == "RRQQQQQRRQ"[:rounds]
+    audit = Audit(secure.folder / "killed")
+    assert [line.round for line in audit.rounds] == list(range(1, rounds + 1))
+    found = {finding.name: finding for finding in audit.findings()}
+    for node, strip in strips.items():
+        assert found[names[node]].strip.replace(".", "Q") == strip  # a dot: it had not connected again, and nobody waited for it
+    assert set(found[names[-1]].strip) <= {"B", "."}
+    states = {entry["name"]: entry["state"] for entry in json.loads((secure.folder / "killed" / "nodes.json").read_text()).values()}
+    assert states == {names[0]: "quarantined", names[1]: "active", names[2]: "active", names[3]: "banned"}

@@ -24,7 +24,7 @@ IN_PROCESS = [kind for kind in KINDS if kind not in ("silent", "crash")]  # thes
 
 # What becomes of Flower's own FedAvg. The unharmed: an attack that is aimed at FLTrust, honest arrays, and a node that is left out.
 UNHARMED = {"optimal-adaptive", "other-round", "error"}
-RUINED = {"label-flip", "scaling", "krum", "trim", "adaptive", "boast", "nan", "infinity", "huge", "zero"}
+RUINED = {"label-flip", "scaling", "krum", "trim", "adaptive", "boast", "alternating", "nan", "infinity", "huge", "zero"}
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,13 @@ def test_what_the_app_remembers_is_kept_unless_it_ran_in_place_of_another() -> N
     context = node(1, malicious=3, hostile="krum")
     misbehave(asked(), context, counting)
     assert context.state["count"] == MetricRecord({"of": 1})
+
+
+def test_hostile_nodes_can_begin_later_and_alternate() -> None:
+    context = node(1, malicious=2, hostile="alternating", **{"hostile-from": 3})
+    honest = arrays_of(echo(asked(), context))["weight"]
+    sent = [arrays_of(misbehave(asked(t), context, echo))["weight"] for t in range(1, 7)]
+    assert [bool((weight == honest).all()) for weight in sent] == [True, True, False, True, False, True]
 
 
 def test_hostile_nodes_take_several_kinds_in_turn() -> None:

@@ -32,7 +32,7 @@ LETTERS = {
 }
 NOT_ASKED = 0
 CODES = {verdict: code for code, verdict in enumerate(LETTERS, 1)}
-REASON_CODES = {reason: code for code, reason in enumerate([*REASONS, "banned", "not-allowed", "quarantined", "other"], 1)}
+REASON_CODES = {reason: code for code, reason in enumerate([*REASONS, "other"], 1)}
 NUMBERS = ("trust", "shares", "cosine", "norm", "peers", "closest")
 MOST_NODES = 100_000
 NAME = 60  # letters of a node's name
