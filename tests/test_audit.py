@@ -208,6 +208,29 @@ def test_a_hostile_majority_does_not_make_the_honest_look_odd(tmp_path: Path) ->
     assert flagged(written(tmp_path, 8, most)) == [0, 1, 2, 3, 4, 5]
 
 
+def test_most_nodes_together_cannot_have_the_others_banned(tmp_path: Path) -> None:
+    """They resemble each other, and less than the honest ones the server: what is usual among nodes is then theirs."""
+
+    def most(t: int, i: int, said: dict[str, Any]) -> None:
+        said |= {"cosine": 0.18 + 0.01 * i, "peers": 0.72} if i < 6 else {"cosine": 0.55 + 0.01 * i, "peers": 0.18}
+
+    assert all(finding.verdict != "hostile" for finding in found(written(tmp_path, 8, most)).values())
+
+
+def test_nodes_that_agree_with_each_other_cannot_have_an_honest_one_banned(tmp_path: Path) -> None:
+    def agree(t: int, i: int, said: dict[str, Any]) -> None:
+        said |= {"cosine": 0.45 if i == 9 else 0.6 + 0.001 * i, "peers": 0.4}
+
+    assert found(written(tmp_path, 12, agree))[9].verdict == "suspicious"
+
+
+def test_updates_of_length_zero_are_no_measure(tmp_path: Path) -> None:
+    def lengths(t: int, i: int, said: dict[str, Any]) -> None:
+        said["norm"] = 0.0 if i < 5 else 100.0 if i == 9 else 1.0
+
+    assert any("100 times the others'" in said for said in found(written(tmp_path, 6, lengths))[9].evidence)
+
+
 def test_what_may_have_another_cause_is_suspicious(tmp_path: Path) -> None:
     path = written(tmp_path, 6, lambda t, i, said: said.update(verdict="rejected", reason="zero-update") if i == 4 else None)
     assert (found(path)[4].verdict, found(path)[4].evidence) == ("suspicious", ["it had learnt nothing in 6 of 6 rounds"])
@@ -352,7 +375,7 @@ def test_exit_codes(tmp_path: Path) -> None:
 
 
 def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(tmp_path, 3, lambda t, i, said: scaling(t, i, said) if i == 2 else None)
+    written(tmp_path, 3, lambda t, i, said: scaling(t, i, said) if i == 2 else None, time="=1+1")
     (tmp_path / "nodes.json").write_text(json.dumps({"2": {"name": '=HYPERLINK("http://x")'}, "3": {"name": "a,b\n"}}))
     assert audit(tmp_path, as_json=True) == 3
     content = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -360,10 +383,11 @@ def test_json_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (content["nodes"][0]["node"], content["nodes"][0]["verdict"], len(content["rounds"])) == (2, "hostile", 3)
     audit(tmp_path, as_csv=True)
     first, *rest = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert (first["node"], first["name"], first["since"], first["used"], first["strip"]) == (
+    assert (first["node"], first["name"], first["since"], first["since_time"], first["used"], first["strip"]) == (
         "2",
         '\'=HYPERLINK("http://x")',
         "1",
+        "'=1+1",
         "3",
         "UUU",
     )
@@ -382,7 +406,17 @@ def test_the_list_of_nodes_to_ban(tmp_path: Path) -> None:
     assert len(banned.read_text().splitlines()) == 4
     assert not list(tmp_path.glob("*.part"))
     with pytest.raises(InputError, match="cannot be written"):
-        write_ban([], tmp_path / "none" / "banned.txt")
+        write_ban([], tmp_path / "none" / "banned.txt", set())
+
+
+def test_an_operator_who_lifts_a_ban_is_not_overruled(tmp_path: Path) -> None:
+    path = written(tmp_path / "run", 4, lambda t, i, said: forged(t, i, said) if i == 2 else None)
+    file, banned = tmp_path / "banned.txt", set[int]()
+    write_ban(Audit(path).findings(), file, banned)
+    assert file.read_text().startswith("2  #")
+    file.write_text("# node 2 was repaired\n")
+    write_ban(Audit(path).findings(), file, banned)
+    assert file.read_text() == "# node 2 was repaired\n"
 
 
 def test_no_id_is_cut_on_a_narrow_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,6 +132,9 @@ def test_without_registered_keys_nobody_believes_a_fingerprint(tmp_path: Path) -
         (r'1 = "a\u001b[2J"', "must be 1 to 60 printable characters"),
         (f'1 = "{"a" * 61}"', "must be 1 to 60 printable characters"),
         ('1 = "a"\n2 = "a"', "gives the name 'a' twice"),
+        ('1 = "a"\n2 = "A"', "gives the name 'A' twice"),
+        ('1 = "\\u00e9"\n2 = "e\\u0301"', "twice"),
+        ('007 = "a"', "neither the id nor the fingerprint"),
         ("1 = ", "cannot be read"),
         ("[1]\na = 'b'", "must be 1 to 60 printable characters"),
         ("\0", "cannot be read"),
@@ -183,7 +186,7 @@ def test_an_operator_bans_and_forgives_while_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["ban", "allow", "names"])
-@pytest.mark.parametrize("damage", ["gone", "misspelt", "binary", "folder", "empty"])
+@pytest.mark.parametrize("damage", ["gone", "misspelt", "binary", "folder", "empty", "blank"])
 def test_a_file_that_vanishes_or_is_damaged_leaves_what_it_said_in_force(
     what: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,7 +201,7 @@ def test_a_file_that_vanishes_or_is_damaged_leaves_what_it_said_in_force(
             if damage == "folder":
                 file.mkdir()
             elif damage != "gone":
-                file.write_bytes({"misspelt": b"hospitl-a\n", "binary": b"\xff\xfe\0", "empty": b""}[damage])
+                file.write_bytes({"misspelt": b"hospitl-a\n", "binary": b"\xff\xfe\0", "empty": b"", "blank": b" \n"}[damage])
         if t == 3:
             if damage == "folder":
                 file.rmdir()
@@ -232,11 +235,21 @@ def test_a_crowd_of_strangers_does_not_fill_the_records() -> None:
     assert 4000 in out
 
 
-@pytest.mark.parametrize("entry", ["hospital-a", "-1", "1.5", "SHA256:short", "\x1b[2J", "1" * 21, ""])
+@pytest.mark.parametrize(
+    "entry", ["hospital-a", "-1", "1.5", "SHA256:short", "\x1b[2J", "1" * 21, "", "007", "\uff11", "\u0661", str(2**64)]
+)
 def test_an_entry_that_names_nobody_is_refused(entry: str) -> None:
     with pytest.raises(InputError, match="no node's id, fingerprint or name") as raised:
         run(ban=[entry], rounds=1)
     assert str(raised.value).isprintable()
+
+
+def test_a_quarantine_stays_a_number_of_rounds_that_can_be_written() -> None:
+    """Of a node that is asked all the same, because too few others are there, and whose every reply is rejected."""
+    history = History(Quarantine(after=1, rounds=1))
+    for t in range(1, 20_000):
+        history.add({"round": t, "clients": [1], "verdict": ["rejected"], "reason": ["shape"]})
+    assert len(history.standing[1].detail) < 60
 
 
 @settings(max_examples=200, deadline=None)

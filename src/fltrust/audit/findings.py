@@ -71,7 +71,8 @@ class _Judge:
         self.failed = self._rejected(("error", "other"))
         self.absent = (self.table.verdict == CODES["missing"]) & ~self.disputed
         self.late = self.table.verdict == CODES["late"]
-        self.medians = {name: _median_by_round(self.table.numbers[name]) for name in ("cosine", "peers", "norm")}
+        numbers = self.table.numbers | {"norm": np.where(self.table.numbers["norm"] > 0, self.table.numbers["norm"], np.nan)}
+        self.medians = {name: _median_by_round(numbers[name]) for name in ("cosine", "peers", "norm")}
 
     def _rejected(self, reasons: tuple[str, ...]) -> Flags:
         codes = [REASON_CODES[reason] for reason in reasons]
@@ -117,7 +118,8 @@ class _Judge:
             score += len(nothing)
         for name, signal in self.signals.items():
             if signal.total[place] >= SUSPICIOUS and not (name == "away" and self.signals["root"].total[place] >= SUSPICIOUS):
-                verdict: Verdict = "hostile" if signal.total[place] >= HOSTILE else "suspicious"
+                grave = signal.total[place] >= HOSTILE and self._beyond_doubt(name, signal, place)
+                verdict: Verdict = "hostile" if grave else "suspicious"
                 found.append((verdict, int(signal.since[place]), self._sentence(name, signal, place)))
                 score += float(signal.total[place])
         if any(verdict in ("hostile", "suspicious") for verdict, _, _ in found) and (change := self._change(place)):
@@ -147,22 +149,36 @@ class _Judge:
         codes, counts = np.unique(self.table.reason[rounds, place], return_counts=True)
         return ", ".join(f"{names.get(int(codes[i]), 'other')} {counts[i]}" for i in np.argsort(-counts, kind="stable"))
 
+    def _usual(self, column: str, signal: Signal, place: int) -> tuple[float, float]:
+        """This node's number, and the nodes' median, in the rounds that count; NaN where it is not known."""
+        bad = signal.bad[:, place] & np.isfinite(self.table.numbers[column][:, place])
+        if not bad.any():
+            return np.nan, np.nan
+        return float(np.median(self.table.numbers[column][bad, place])), float(np.median(self.medians[column][bad]))
+
+    def _beyond_doubt(self, name: str, signal: Signal, place: int) -> bool:
+        """Whether others cannot have made the node look so.
+
+        Nodes that agree with each other narrow the spread, and most of the nodes together set what is usual. So a direction is hostile only
+        if its cosine is less than half of the usual one and, where the server has an update of its own, worse than usual there too.
+        """
+        if name not in ("root", "peers"):
+            return True
+        own, others = self._usual("cosine" if name == "root" else "peers", signal, place)
+        cosine, usual = self._usual("cosine", signal, place)
+        return own <= max(others, 0) / 2 and not cosine >= usual
+
     def _sentence(self, name: str, signal: Signal, place: int) -> str:
         apart = signal.apart[:, place]
         bad = np.nonzero(signal.bad[:, place])[0]
         often = f"in {len(bad)} of {int(np.isfinite(apart).sum())} rounds"
-
-        def usual(column: str) -> tuple[float, float]:
-            """This node's, and the nodes' median, in the rounds that count."""
-            return float(np.nanmedian(self.table.numbers[column][bad, place])), float(np.nanmedian(self.medians[column][bad]))
-
         if name == "long":
-            own, others = usual("norm")
+            own, others = self._usual("norm", signal, place)
             root = [norm for t in bad if (norm := self.rounds[t].root_norm)]
             against = f", {own / float(np.median(root)):.3g} times the server's" if root else ""
             return f"its norm was {own / others:.3g} times the others'{against}, {often}"
         if name == "peers":
-            own, others = usual("peers")
+            own, others = self._usual("peers", signal, place)
             return f"its cosine with other nodes was {own:.2f}, usual is {others:.2f}, {often}"
         if name == "alike":
             group = self.alike.get(place, [place])
@@ -171,7 +187,7 @@ class _Judge:
             cosine = float(np.nanmedian(self.table.numbers["closest"][bad, place]))
             who = f"one of {len(group)} look-alikes: {shown}{more}" if len(group) > 1 else "its update resembles another node's"
             return f"{who} (cosine {cosine:.3f}, {often})"
-        own, others = usual("cosine")
+        own, others = self._usual("cosine", signal, place)
         return f"its cosine with the server's update was {own:.2f}, usual is {others:.2f}, {often}"
 
     def _change(self, place: int) -> str:

@@ -30,12 +30,12 @@ def audit(path: Path, *, as_json: bool = False, as_csv: bool = False, follow: bo
         raise InputError("--csv prints one table: leave out --json and --follow")
     if follow:
         _wait_for(path)
-    run = Audit(path)
+    run, banned = Audit(path), set[int]()
     try:
         while True:
             _show(run, as_json=as_json, as_csv=as_csv)
             if ban is not None:
-                write_ban(run.findings(), ban)
+                write_ban(run.findings(), ban, banned)
             if not follow:
                 break
             while not run.refresh():
@@ -55,17 +55,21 @@ def _wait_for(path: Path) -> None:
         time.sleep(LOOK)
 
 
-def write_ban(findings: list[Finding], path: Path) -> None:
-    """A line "id  # name, why" for each hostile node; what stands in the file stays."""
+def write_ban(findings: list[Finding], path: Path, banned: set[int]) -> None:
+    """Adds a line "id  # name, why" for each hostile node; what stands in the file stays.
+
+    `banned` are those that were added before: an operator who takes one off the list again is not overruled.
+    """
     try:
-        written = path.read_text().splitlines() if path.exists() else []
+        written = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     except (OSError, ValueError) as problem:
         raise InputError(f"{path} cannot be read: {problem}") from problem
     listed = {line.split("#")[0].strip() for line in written}
-    for finding in findings:
-        if finding.verdict == "hostile" and str(finding.node) not in listed:
-            why = f"{finding.evidence[0]}; since round {finding.since}"
-            written.append(f"{finding.node}  # {finding.name}, {why}")
+    new = [one for one in findings if one.verdict == "hostile" and one.node not in banned and str(one.node) not in listed]
+    banned.update(one.node for one in new)
+    written += [f"{one.node}  # {one.name}, {one.evidence[0]}; since round {one.since}" for one in new]
+    if path.exists() and not new:
+        return
     try:
         replace(path, "".join(line + "\n" for line in written).encode())
     except OSError as problem:
@@ -99,9 +103,14 @@ def _table(run: Audit) -> None:
     columns = ("node", "name", "verdict", "since", "since_time", "mean_trust", "mean_share", "malicious", "score")
     sheet.writerow([*columns, *LETTERS, "evidence", "strip"])
     for finding in run.findings():
-        cells = asdict(finding) | {"name": "'" * finding.name.startswith(("=", "+", "-", "@")) + finding.name}  # no formula
+        cells = asdict(finding)
         counts = [finding.counts.get(verdict, 0) for verdict in LETTERS]
-        sheet.writerow([*(cells[name] for name in columns), *counts, "; ".join(finding.evidence), finding.strip])
+        sheet.writerow([_no_formula(cell) for cell in (*map(cells.get, columns), *counts, "; ".join(finding.evidence), finding.strip)])
+
+
+def _no_formula(cell: Any) -> Any:
+    """A spreadsheet computes text that begins like this."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
 
 
 # ---------------------------------------------------------------- for people

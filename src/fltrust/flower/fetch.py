@@ -37,7 +37,7 @@ from fltrust.flower.verdicts import plain
 
 
 class Look(Protocol):
-    """(message id, whether its content is wanted, until when) -> what has come in answer to it: nothing, a reply, or in a fake grid several."""
+    """(message id, whether its content is wanted, until when) -> what came in answer to it: nothing, a reply, in a fake grid several."""
 
     unasked: int  # messages so far that answer nothing
 

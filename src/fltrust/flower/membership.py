@@ -11,6 +11,7 @@ import base64
 import hashlib
 import re
 import tomllib
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +25,8 @@ Source = str | Path | Iterable[int | str]
 """A file, or the ids, fingerprints and names themselves."""
 
 MOST_STRANGERS = 1000  # nodes that are not on the allow list and are written down in a round
-_ID, _FINGERPRINT = re.compile(r"\d{1,20}"), re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+LONGEST = 20  # doublings of a quarantine
+_ID, _FINGERPRINT = re.compile(r"0|[1-9][0-9]{0,19}"), re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _after(was: Standing, t: int, rejected: bool, quarantine: Quarantine) -> Sta
     recent = (*was.recent, rejected)[-2 * quarantine.after :]
     if sum(recent) < quarantine.after:
         return Standing(recent, was.times, was.until)
-    return Standing((), was.times + 1, t + quarantine.rounds * 2**was.times)
+    return Standing((), was.times + 1, t + quarantine.rounds * 2 ** min(was.times, LONGEST))
 
 
 def excluded(node: int, fingerprint: str | None, t: int, lists: Lists, history: History) -> Exclusion | None:
@@ -148,7 +150,7 @@ def _text(path: Path, blank: bool) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:
         raise InputError(f"{path} cannot be read: {plain(problem)}") from problem
-    if not text and not blank:
+    if not text.strip() and not blank:
         raise InputError(f"{path} is empty now, as if it were being written: a list of nobody holds a line with a #")
     return text
 
@@ -161,15 +163,17 @@ def read_names(path: Path, blank: bool = True) -> dict[str, str]:
     except (ValueError, RecursionError) as problem:
         raise InputError(f"{path} cannot be read: {plain(problem)}") from problem
     names: dict[str, str] = {}
+    taken: set[str] = set()  # as people read them: neither case nor the way an accent is written tells two apart
     for subject, name in content.items():
         if not is_subject(subject):
             raise InputError(f"{path}: {plain(subject, 60)!r} is neither the id nor the fingerprint of a node")
         if not isinstance(name, str) or not 1 <= len(name) <= 60 or name != name.strip() or not name.isprintable() or "#" in name:
             raise InputError(f"{path}: the name of {subject} must be 1 to 60 printable characters without '#'")
-        if is_subject(name):
+        if name.isdigit() or is_subject(name):
             raise InputError(f"{path}: the name of {subject} looks like an id or a fingerprint")
-        if name in names.values():
+        if (read_as := unicodedata.normalize("NFC", name).casefold()) in taken:
             raise InputError(f"{path} gives the name {plain(name, 60)!r} twice")
+        taken.add(read_as)
         names[subject] = name
     return names
 
@@ -191,7 +195,7 @@ def read_subjects(source: Source, names: Mapping[str, str], what: str, blank: bo
 
 
 def is_subject(text: str) -> bool:
-    return bool(_ID.fullmatch(text) or _FINGERPRINT.fullmatch(text))
+    return bool((_ID.fullmatch(text) and int(text) < 2**64) or _FINGERPRINT.fullmatch(text))
 
 
 def need_keys(subjects: Collection[str], what: str) -> None:
