@@ -301,7 +301,7 @@ def test_a_dry_run_counts_and_runs_nothing(program, tmp_path: Path) -> None:  # 
     code, out, _ = program("--dry-run", "--seeds", "3", "--device", "cpu")
     assert code == 0
     many = 3 * len(plan(chosen(), seeds=1))
-    assert f"{many} runs, 0 done, {many} to do" in out
+    assert f"{many:,} runs, 0 done, {many:,} to do" in out
     assert re.search(rf"har +{len(ROWS)} rules x {len(COLUMNS)} attacks", out)
     assert not list(tmp_path.iterdir())
 

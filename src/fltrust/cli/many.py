@@ -85,7 +85,7 @@ def work_through(
     if how.dry_run:
         _show_plan(screen, parts, how, done, here)
     took = f"; {_time(left, done, here, how.jobs)}" if left else ""
-    screen.print(f"{plural(len(runs), 'run')}, {len(runs) - len(left)} done, {len(left)} to do{took}", highlight=False)
+    screen.print(f"{plural(len(runs), 'run')}, {len(runs) - len(left):,} done, {len(left):,} to do{took}", highlight=False)
     counts = Counter(run.dataset for run in left)
     lacking = {} if how.ray else {name: why for name in counts if (why := _missing(name, how.data_dir))}  # a cluster has its own disks
     if lacking and len(lacking) == len(counts) and not how.dry_run:
@@ -128,7 +128,7 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
         )
         return False
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
-    screen.print(f"{'the run' if len(left) == 1 else f'all {len(left)} runs'} finished{see}", highlight=False, markup=False, soft_wrap=True)
+    screen.print(f"{'the run' if len(left) == 1 else f'all {len(left):,} runs'} finished{see}", highlight=False, markup=False, soft_wrap=True)
     return True
 
 
