@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -353,6 +354,201 @@ def test_ten_thousand_nodes(tmp_path: Path) -> None:
     assert flagged(path) == list(range(n - 5, n))
     assert run.headline().startswith("5 of 10000 nodes look hostile: 999")
     assert sum(run.rounds[0].counts.values()) == n
+
+
+# ---------------------------------------------------------------- files that are not what they should be
+
+
+def rewrite(path: Path, *records: dict[str, Any]) -> None:
+    """In place: the file stays the same, and so does its inode."""
+    (path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def strangers(record: dict[str, Any], ids: range) -> dict[str, Any]:
+    """The same round with nodes that are not on the allow list."""
+    more = {"clients": list(ids), "verdict": ["banned"] * len(ids), "reason": ["not-allowed"] * len(ids)}
+    columns = {name: value for name, value in record.items() if isinstance(value, list) and len(value) == N}
+    return record | {name: value + more.get(name, [None] * len(ids)) for name, value in columns.items()}
+
+
+def test_strangers_do_not_switch_the_audit_off(tmp_path: Path) -> None:
+    misbehave: Change = lambda t, i, said: scaling(t, i, said) if i == 2 else None  # noqa: E731
+    alone = Audit(written(tmp_path, 101, misbehave))
+    assert alone.remarks() == []
+    rewrite(tmp_path, *(strangers(line(t, misbehave), range(1000 * t, 1000 * t + 1000)) for t in range(1, 102)))
+    run = Audit(tmp_path)
+    assert run.findings() == alone.findings()
+    assert run.rounds == alone.rounds
+    assert run.remarks() == ["left out: 100000 or more nodes that were there but never on the allow list"]
+
+
+def test_a_stranger_that_is_allowed_later_is_judged_from_then_on(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    rewrite(tmp_path, strangers(line(1), range(10, 13)), line(2, n=11), strangers(line(3), range(10, 13)))
+    run = Audit(tmp_path)
+    assert {finding.node: finding.strip for finding in run.findings()}[10] == ".UB"
+    assert len(run.findings()) == 11
+    assert run.remarks() == ["left out: 2 nodes that were there but never on the allow list"]
+    rewrite(tmp_path, *({**line(t), "verdict": ["banned"] * N, "reason": ["not-allowed"] * N} for t in (1, 2)))
+    with pytest.raises(InputError, match="names no client on the allow list in its 2 rounds"):
+        Audit(tmp_path)
+
+
+def test_nodes_beyond_the_limit_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fltrust.audit.read.MOST_NODES", 8)
+    monkeypatch.setattr("fltrust.audit.audit.MOST_NODES", 8, raising=False)
+    run = Audit(written(tmp_path, 3, malicious=9))
+    assert sorted(finding.node for finding in run.findings()) == list(range(8))
+    assert all(finding.malicious for finding in run.findings())
+    assert run.remarks() == ["left out: all nodes after the first 8"]
+
+
+FILES = ("experiment.json", "nodes.json", "records.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
+    written(tmp_path, 1)
+    (tmp_path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif kind == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).mkdir()
+    one_line(fltrust(tmp_path, timeout=120, preexec_fn=limit_memory))
+
+
+def limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("fltrust: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_far_too_large_is_refused(tmp_path: Path, name: str) -> None:
+    with (written(tmp_path, 1) / name).open("ab") as file:
+        file.truncate(8 << 30)  # it takes no space
+    one_line(fltrust(tmp_path, timeout=120, preexec_fn=limit_memory))
+
+
+def test_a_pipe_in_place_of_the_records_does_not_block_who_follows(tmp_path: Path) -> None:
+    run = Audit(written(tmp_path, 2))
+    (tmp_path / "records.jsonl").unlink()
+    os.mkfifo(tmp_path / "records.jsonl")
+    writer = os.open(tmp_path / "records.jsonl", os.O_RDWR)  # so that opening it to read would not block, but reading would
+    os.set_blocking(writer, False)
+    try:
+        with pytest.raises(InputError, match="no regular file"):
+            run.refresh()
+    finally:
+        os.close(writer)
+
+
+def test_another_file_of_equal_length_is_read_anew(tmp_path: Path) -> None:
+    run = Audit(written(tmp_path, 3))
+    others = [line(t) for t in (1, 2, 3, 4)]
+    for record in others:
+        record |= {"test_error": 0.7}  # as long as 0.1
+    rewrite(tmp_path, *others[:3])
+    assert run.refresh()
+    assert [round.test_error for round in run.rounds] == [0.7, 0.7, 0.7]
+    rewrite(tmp_path, *(record | {"test_error": 0.3} for record in others))  # and one round more
+    assert run.refresh()
+    assert [round.test_error for round in run.rounds] == [0.3, 0.3, 0.3, 0.3]
+    assert run.findings() == Audit(tmp_path).findings()
+    assert not run.refresh()
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Audit(written(tmp_path, 3))
+    stat = Path.stat
+
+    def replaced(path: Path, **options: Any) -> os.stat_result:
+        if path.name == "records.jsonl":
+            replace(tmp_path / "new", "".join(json.dumps(line(t, test_error=0.7)) + "\n" for t in (1, 2, 3)).encode())
+            (tmp_path / "new").replace(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", replaced)
+    append(tmp_path, line(4))
+    run.refresh()  # of the old file or of the new one
+    monkeypatch.undo()
+    run.refresh()
+    assert run.rounds == Audit(tmp_path).rounds
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"round": 2**53 + 2},
+        {"round": int("9" * 4300)},
+        {"round": -1},
+        {"round": True},
+        {"clients": [-1, *range(1, N)]},
+        {"clients": [2**64, *range(1, N)]},
+        {"clients": [False, *range(1, N)]},
+        {"clients": 5},
+        {"closest_to": [True] * N},
+        {"closest_to": [[]] * N},
+        {"late": [[True, 1]]},
+        {"late": 5},
+        {"extra": [[1]]},
+        {"alarms": [5]},
+    ],
+)
+def test_a_damaged_round_is_refused_whole(tmp_path: Path, damage: dict[str, Any]) -> None:
+    run = Audit(written(tmp_path, 2))
+    judged = run.findings()
+    append(tmp_path, line(3, n=N + 1) | {"verdict": None} | damage if "clients" not in damage else line(3) | damage)
+    for _ in range(2):
+        with pytest.raises(InputError, match="damaged"):
+            run.refresh()
+        assert [round.round for round in run.rounds] == [1, 2]
+        assert run.findings() == judged
+    rewrite(tmp_path, line(1), line(2), line(3))
+    assert run.refresh()
+    assert run.findings() == Audit(tmp_path).findings()
+
+
+def test_rounds_before_a_damaged_line_count_once_it_is_gone(tmp_path: Path) -> None:
+    run = Audit(written(tmp_path, 2))
+    run.findings()
+    append(tmp_path, line(3), {"round": 4, "clients": 5})
+    with pytest.raises(InputError, match="round 4 is damaged"):
+        run.refresh()
+    assert len(run.findings()[0].strip) == len(run.rounds) == 3
+    records = (tmp_path / "records.jsonl").read_bytes().splitlines(keepends=True)
+    os.truncate(tmp_path / "records.jsonl", sum(map(len, records[:3])))
+    assert run.refresh()
+    assert not run.refresh()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"2": 5}', '{"2": {"name": "x"}, "02": {}}', '{"18446744073709551616": {}}', '{"-1": {}}'])
+def test_damaged_names_are_refused_and_the_last_good_ones_stay(tmp_path: Path, content: str) -> None:
+    written(tmp_path, 3)
+    (tmp_path / "nodes.json").write_text('{"2": {"name": "hospital"}}')
+    run = Audit(tmp_path)
+    (tmp_path / "nodes.json").write_text(content)
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"nodes\.json"):
+            run.refresh()
+        assert {finding.node: finding.name for finding in run.findings()}[2] == "hospital"
+    (tmp_path / "nodes.json").write_text('{"2": {"name": "clinic"}}')
+    assert run.refresh()
+    assert {finding.node: finding.name for finding in run.findings()}[2] == "clinic"
+
+
+def test_a_name_that_reads_like_another_node_is_shown_with_the_id(tmp_path: Path) -> None:
+    written(tmp_path, 4, lambda t, i, said: scaling(t, i, said) if i == 7 else None)
+    (tmp_path / "nodes.json").write_text('{"7": {"name": "1"}, "3": {"name": "3"}}')
+    assert Audit(tmp_path).headline() == "1 of 10 nodes looks hostile: 1 (node 7)"
+    assert found(tmp_path)[3].name == "3"
 
 
 # ---------------------------------------------------------------- the command

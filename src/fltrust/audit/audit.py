@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrust.audit.findings import Finding, judge
-from fltrust.audit.read import Reader, RoundLine
+from fltrust.audit.read import MOST_NODES, Reader, RoundLine
 from fltrust.flower.verdicts import KEPT, REASONS, plain
 from fltrust.store.records import Run
 
@@ -47,9 +47,10 @@ class Audit:
 
     def refresh(self) -> bool:
         """Reads the rounds that were added since; whether anything changed."""
+        judged, self._findings = self._findings, None  # damage may show after rounds were added
         changed = self._reader.refresh()
-        if changed:
-            self._findings = None
+        if not changed:
+            self._findings = judged
         return changed
 
     def numbers_of(self, node: int, name: str, after: int = 0) -> list[float]:
@@ -86,7 +87,8 @@ class Audit:
         return "+".join(names) or "?"
 
     def remarks(self) -> list[str]:
-        """What is to be said of the run and not of one node: alarms, rounds that kept the model, replies that nobody asked for."""
+        """What is to be said of the run and not of one node: alarms, rounds that kept the model, who is left out, replies that nobody
+        asked for."""
         alarms: dict[str, list[int]] = defaultdict(list)
         kept: dict[str, list[int]] = defaultdict(list)
         for line in self.rounds:
@@ -96,6 +98,11 @@ class Audit:
                 kept[line.kept].append(line.round)
         said = [f"alarm, {_numbered(which)}: {text}" for text, which in list(alarms.items())[-10:]]
         said += [f"{len(which)} rounds kept the model, {KEPT.get(reason, reason)}: {_numbered(which)}" for reason, which in kept.items()]
+        if strangers := len(self._reader.strangers):
+            many = f"{strangers}{' or more' * (strangers == MOST_NODES)}"
+            said.append(f"left out: {many} nodes that were there but never on the allow list")
+        if self._reader.too_many:
+            said.append(f"left out: all nodes after the first {MOST_NODES}")
         return said + [f"node {node}, {count} times: {REASONS.get(reason, reason)}" for node, reason, count in self.extra[:20]]
 
 

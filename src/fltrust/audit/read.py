@@ -4,10 +4,10 @@ T rounds, N nodes; NaN, -1 or NOT_ASKED where nothing is known.
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fltrust.errors import InputError
 from fltrust.flower.verdicts import REASONS, plain
-from fltrust.store.files import read_json
+from fltrust.store.files import open_regular, read_json, whole_lines
 from fltrust.store.records import Run, read_declaration, record_of, shares_of
 
 LETTERS = {
@@ -93,41 +93,50 @@ class Reader:
             self.run: Run = read_declaration(path)
         except RecursionError as problem:
             raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
+        self._changed = False
         self._forget()
-        self._named_as: tuple[int, int] | None = None
+        self._named_as: tuple[int, int, int] | None = None
         self.named: dict[int, Named] = {}
         self.refresh()
 
     def _forget(self) -> None:
-        self._inode, self._offset, self._number = -1, 0, 0
+        self._inode, self._offset, self._number = (-1, -1), 0, 0
+        self._last_line = b""  # that was read: it ends at the offset
         self.nodes: dict[int, int] = {}  # id -> place
+        self.strangers: set[int] = set()  # nodes that were never on the allow list: anybody can make up thousands
+        self.too_many = False  # whether there are nodes beyond MOST_NODES
         self.rounds: list[RoundLine] = []
         self.rows: list[Row] = []
         self.extra: Counter[tuple[str, str]] = Counter()  # (node, reason) of replies that nobody asked for
         self._places: dict[int, int] = {}  # round -> where it is in `rows`
-        self._last_clients: list[int] = []
-        self._last_places = np.empty(0, np.int32)
 
     def refresh(self) -> bool:
         """Reads the rounds that were added since; whether anything changed."""
-        changed = self._read_names()
-        with self.file.open("rb") as file:
-            status = self.file.stat()
-            if status.st_ino != self._inode or status.st_size < self._offset:  # a server that resumed may have set a round aside
-                changed = changed or bool(self.rounds)
-                self._forget()
-                self._inode = status.st_ino
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    break
-                self._number += 1
-                self._add(record_of(line, self.file, self._number))
-                self._offset += len(line)
-                changed = True
+        self._read_names()
+        self._read_rounds()
         if not self.nodes:
-            raise InputError(f"{self.file} names no client in its {len(self.rounds)} rounds")
+            allowed = " on the allow list" if self.strangers else ""
+            raise InputError(f"{self.file} names no client{allowed} in its {len(self.rounds)} rounds")
+        changed, self._changed = self._changed, False  # also what was read before a damaged line
         return changed
+
+    def _read_rounds(self) -> None:
+        with open_regular(self.file) as file:
+            status = os.fstat(file.fileno())
+            inode = status.st_dev, status.st_ino
+            file.seek(self._offset - len(self._last_line))
+            # A server that resumed may have set a round aside. A new file can have the inode of one that was deleted.
+            if inode != self._inode or file.read(len(self._last_line)) != self._last_line:
+                self._changed = self._changed or bool(self.rounds)
+                self._forget()
+                self._inode = inode
+                file.seek(0)
+            for line in whole_lines(file, self.file):
+                self._add(record_of(line, self.file, self._number + 1))
+                self._number += 1
+                self._offset += len(line)
+                self._last_line = line
+                self._changed = True
 
     def history(self) -> History:
         shape = len(self.rows), len(self.nodes)
@@ -151,13 +160,14 @@ class Reader:
         if self.rounds and t <= self.rounds[-1].round:
             raise self._damaged(record, f"it follows round {self.rounds[-1].round}")
         clients = record.get("clients") or []
-        columns = {name: record.get(name) for name in ("clients", *NUMBERS, "closest_to", "verdict", "reason")} | {
-            "shares": shares_of(record)
-        }
+        if not isinstance(clients, list) or not all(map(_is_id, clients)):
+            raise self._damaged(record, "a client is no node's id")
+        if len(set(clients)) != len(clients):
+            raise self._damaged(record, "a client is there twice")
+        columns = {name: record.get(name) for name in (*NUMBERS, "closest_to", "verdict", "reason")} | {"shares": shares_of(record)}
         for name, column in columns.items():
             if column is not None and not (isinstance(column, list) and len(column) == len(clients)):
                 raise self._damaged(record, f"{name} does not fit its {len(clients)} clients")
-        places = self._places_of(record, clients)
         numbers = {name: _numbers(column) for name in NUMBERS if (column := columns[name]) is not None}
         verdict = _verdicts(numbers, len(clients)) if columns["verdict"] is None else _coded(columns["verdict"], CODES)
         if verdict is None:
@@ -166,33 +176,41 @@ class Reader:
         if columns["reason"] is not None and columns["reason"].count(None) < len(clients):
             other = REASON_CODES["other"]
             reason[:] = [0 if one is None else REASON_CODES.get(one, other) if isinstance(one, str) else other for one in columns["reason"]]
-        closest_to = np.full(len(clients), -1, np.int32)
-        if columns["closest_to"] is not None:
-            try:
-                closest_to[:] = list(map(self.nodes.get, columns["closest_to"], repeat(-1)))
-            except TypeError as problem:  # a list, say
-                raise self._damaged(record, "closest_to") from problem
+        closest = columns["closest_to"] or [None] * len(clients)
+        if not all(one is None or _is_id(one) for one in closest):
+            raise self._damaged(record, "closest_to")
+        late, extra, line = self._pairs(record, "late"), self._pairs(record, "extra"), self._line(record)
+
+        # From here on nothing is refused: a round is added whole or not at all.
+        places = self._admit(clients, (verdict == CODES["banned"]) & (reason == REASON_CODES["not-allowed"]))
+        known = places >= 0
+        closest_to = np.array([self.nodes.get(one, -1) for one in closest], np.int32)
+        row = Row(
+            places[known], verdict[known], reason[known], closest_to[known], {name: column[known] for name, column in numbers.items()}
+        )
+        malicious = None if line.malicious is None else int(known[: max(0, line.malicious)].sum())
         self._places[t] = len(self.rows)
-        self.rows.append(Row(places, verdict, reason, closest_to, numbers))
-        for node, when in self._pairs(record, "late"):
+        self.rows.append(row)
+        self.rounds.append(line._replace(counts=_counts(row.verdict), malicious=malicious))
+        for node, when in late:
             self._set_late(node, when)
-        for node, why in self._pairs(record, "extra"):
+        for node, why in extra:
             if len(self.extra) < MOST_NODES:
                 self.extra[plain(node, 20), plain(why, 20)] += 1
-        self.rounds.append(self._line(record, verdict))
 
-    def _places_of(self, record: dict[str, Any], clients: list[Any]) -> NDArray[np.int32]:
-        if clients != self._last_clients:
-            if not all(type(client) is int for client in clients):
-                raise self._damaged(record, "a client is no number")
-            if len(set(clients)) != len(clients):
-                raise self._damaged(record, "a client is there twice")
-            for client in clients:
-                self.nodes.setdefault(client, len(self.nodes))
-            if len(self.nodes) > MOST_NODES:
-                raise InputError(f"{self.file} names more than {MOST_NODES} nodes")
-            self._last_clients, self._last_places = clients, np.array([self.nodes[client] for client in clients], np.int32)
-        return self._last_places
+    def _admit(self, clients: list[int], stranger: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """Their places; -1: left out of the tables."""
+        places = np.array([self.nodes.get(client, -1) for client in clients], np.int32)
+        for i in np.nonzero(places < 0)[0].tolist():
+            if stranger[i]:
+                if len(self.strangers) < MOST_NODES:
+                    self.strangers.add(clients[i])
+            elif len(self.nodes) < MOST_NODES:
+                self.strangers.discard(clients[i])
+                places[i] = self.nodes[clients[i]] = len(self.nodes)
+            else:
+                self.too_many = True
+        return places
 
     def _set_late(self, node: object, when: object) -> None:
         place = self._places.get(when) if isinstance(when, int) else None
@@ -202,18 +220,19 @@ class Reader:
         late = (row.nodes == self.nodes[node]) & (row.verdict == CODES["missing"])
         if late.any():
             row.verdict[late], row.reason[late] = CODES["late"], 0
-            if place < len(self.rounds):
-                self.rounds[place] = self.rounds[place]._replace(counts=_counts(row.verdict))
+            self.rounds[place] = self.rounds[place]._replace(counts=_counts(row.verdict))
 
     def _pairs(self, record: dict[str, Any], name: str) -> list[tuple[Any, Any]]:
         pairs = record.get(name) or []
         if not isinstance(pairs, list) or not all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, int | str) for part in pair) for pair in pairs
+            isinstance(pair, list) and len(pair) == 2 and all(type(part) in (int, str) for part in pair) for pair in pairs
         ):
             raise self._damaged(record, name)
         return [(pair[0], pair[1]) for pair in pairs]
 
-    def _line(self, record: dict[str, Any], verdict: NDArray[np.uint8]) -> RoundLine:
+    def _line(self, record: dict[str, Any]) -> RoundLine:
+        """Without its counts."""
+
         def text(name: str, most: int) -> str | None:
             return None if record.get(name) is None else plain(record[name], most)
 
@@ -225,7 +244,7 @@ class Reader:
             kept=text("kept", 40),
             why=text("why", 200),
             alarms=self._alarms(record),
-            counts=_counts(verdict),
+            counts={},
             seconds=number(record.get("seconds")),
             root_norm=number(record.get("root_norm")),
             malicious=malicious if type(malicious) is int else None,
@@ -239,29 +258,38 @@ class Reader:
             {
                 "kind": plain(alarm.get("kind"), 40),
                 "text": plain(alarm.get("text"), 200),
-                "nodes": [node for node in nodes if type(node) is int] if isinstance(nodes := alarm.get("nodes"), list) else [],
+                "nodes": [node for node in nodes if _is_id(node)] if isinstance(nodes := alarm.get("nodes"), list) else [],
             }
             for alarm in alarms[:100]
         ]
 
-    def _read_names(self) -> bool:
-        """`nodes.json`, if it changed."""
+    def _read_names(self) -> None:
+        """`nodes.json`, if it changed. One that is damaged leaves the names that were known."""
         path = self.path / "nodes.json"
         try:
             status = path.stat()
         except OSError:
-            return False
-        if (seen := (status.st_ino, status.st_mtime_ns)) == self._named_as:
-            return False
-        self._named_as = seen
-        self.named = {}
-        for node, entry in read_json(path).items():
-            if not (node.isascii() and node.isdigit() and len(node) <= 20 and isinstance(entry, dict)):
-                raise InputError(f"{path} is damaged ({plain(node, 20)})")
-            name, why = (plain(entry[part], NAME) if isinstance(entry.get(part), str) else "" for part in ("name", "why"))
-            state = entry.get("state")
-            self.named[int(node)] = Named(name or node, state if state in ("banned", "quarantined") else "active", why)
-        return True
+            return
+        if (seen := (status.st_ino, status.st_size, status.st_mtime_ns)) == self._named_as:
+            return
+        self.named = {int(node): _named(node, entry, path) for node, entry in read_json(path).items()}
+        self._named_as, self._changed = seen, True
+
+
+def _named(node: str, entry: object, path: Path) -> Named:
+    is_id = node.isascii() and node.isdigit() and len(node) <= 20 and node == str(int(node)) and _is_id(int(node))
+    if not is_id or not isinstance(entry, dict):
+        raise InputError(f"{path} is damaged ({plain(node, 20)})")
+    name, why = (plain(entry[part], NAME) if isinstance(entry.get(part), str) else "" for part in ("name", "why"))
+    if name.strip().isdigit() and name != node:  # it reads like another node's id
+        name = f"{name} (node {node})"
+    state = entry.get("state")
+    return Named(name or node, state if state in ("banned", "quarantined") else "active", why)
+
+
+def _is_id(value: object) -> bool:
+    """As Flower has them: whole numbers of 64 bits. `True` is none."""
+    return type(value) is int and 0 <= value < 2**64
 
 
 def number(value: object) -> float | None:

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fltrust.errors import InputError
-from fltrust.store.files import read_json
+from fltrust.store.files import open_regular, read_json, whole_lines
 
 if TYPE_CHECKING:  # reading needs no torch
     from fltrust.record import Record
 
 Kind = Literal["simulation", "federation"]
 ABOUT = ("files", "warnings", "versions", "hardware")
+MOST_ROUNDS = 2**53  # a browser, which shows them, counts no further
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,18 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The records and their lines; a last line without its end was being written when the run was cut off, and is left out."""
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True) if path.exists() else [], 1):
-        if line.endswith(b"\n"):
-            yield record_of(line, path, number), line
+    """The records and their lines, but for a last one without its end."""
+    if path.exists():
+        with open_regular(path) as file:
+            for number, line in enumerate(whole_lines(file, path), 1):
+                yield record_of(line, path, number), line
 
 
 def record_of(line: bytes, path: Path, number: int) -> dict[str, Any]:
     """The record that a line of a file holds."""
     try:
         record: dict[str, Any] = json.loads(line)
-        whole = isinstance(record["round"], int)
+        whole = type(record["round"]) is int and 0 <= record["round"] <= MOST_ROUNDS
     except (ValueError, TypeError, KeyError, RecursionError):
         whole = False
     if not whole:

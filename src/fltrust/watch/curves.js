@@ -20,7 +20,10 @@ function ticks(least, most, count) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
   const found = [];
-  for (let i = Math.ceil(least / step); i * step <= most * 1.0001; i++) found.push(Number((i * step).toPrecision(10)));
+  const first = Math.ceil(least / step);
+  for (let i = 0; i <= count + 1; i++) { // no more, however large the numbers are
+    if ((first + i) * step <= most + step / 1000) found.push(Number(((first + i) * step).toPrecision(15)));
+  }
   return found;
 }
 
