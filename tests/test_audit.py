@@ -466,21 +466,28 @@ def test_another_file_of_equal_length_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_replaced_while_it_is_opened_is_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Audit(written(tmp_path, 3))
-    stat = Path.stat
+    run = Audit(written(tmp_path / "run", 3))
+    append(tmp_path / "run", line(4))
+    waiting = [written(tmp_path / "new", 5, test_error=0.7) / "records.jsonl"]
+    path_stat, fstat = Path.stat, os.fstat
 
-    def replaced(path: Path, **options: Any) -> os.stat_result:
-        if path.name == "records.jsonl":
-            replace(tmp_path / "new", "".join(json.dumps(line(t, test_error=0.7)) + "\n" for t in (1, 2, 3)).encode())
-            (tmp_path / "new").replace(path)
-        return stat(path, **options)
+    def of_path(path: Path, **options: Any) -> os.stat_result:
+        if waiting and path.name == "records.jsonl":
+            waiting.pop().replace(path)
+        return path_stat(path, **options)
 
-    monkeypatch.setattr(Path, "stat", replaced)
-    append(tmp_path, line(4))
-    run.refresh()  # of the old file or of the new one
-    monkeypatch.undo()
+    def of_open(file: int) -> os.stat_result:
+        if waiting:
+            waiting.pop().replace(tmp_path / "run" / "records.jsonl")
+        return fstat(file)
+
+    monkeypatch.setattr(Path, "stat", of_path)
+    monkeypatch.setattr(os, "fstat", of_open)
     run.refresh()
-    assert run.rounds == Audit(tmp_path).rounds
+    assert not waiting
+    assert [round.test_error for round in run.rounds] == [0.1] * 4  # of the old file, which was open
+    run.refresh()
+    assert [round.test_error for round in run.rounds] == [0.7] * 5
 
 
 @pytest.mark.parametrize(
@@ -505,7 +512,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_mixed(tmp_path: Path,
 def test_a_damaged_round_is_refused_whole(tmp_path: Path, damage: dict[str, Any]) -> None:
     run = Audit(written(tmp_path, 2))
     judged = run.findings()
-    append(tmp_path, line(3, n=N + 1) | {"verdict": None} | damage if "clients" not in damage else line(3) | damage)
+    append(tmp_path, line(3) | {"clients": list(range(1, N + 1))} | damage)  # with a new node
     for _ in range(2):
         with pytest.raises(InputError, match="damaged"):
             run.refresh()

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
 import re
 import shutil
 import socket
@@ -197,6 +198,33 @@ def test_a_run_that_comes_goes_and_is_damaged(tmp_path: Path) -> None:
         visitor.wait(lambda: len(visitor.nodes) == 3)
         assert [line["round"] for line in visitor.rounds] == [1]
         assert visitor.all == whole(url)
+
+
+@pytest.mark.parametrize("name", ["experiment.json", "nodes.json", "records.jsonl"])
+def test_a_pipe_in_place_of_a_file_does_not_block_the_page(tmp_path: Path, name: str) -> None:
+    run = write_run(tmp_path / "run", rounds=2)
+    shutil.copytree(run, tmp_path / "good")
+    with watching(run) as url, Visitor(url) as visitor:
+        visitor.wait(lambda: len(visitor.nodes) == 10)
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+        if name == "experiment.json":  # it is read again only after something else went wrong
+            (run / "records.jsonl").write_text("{}\n")
+            visitor.wait(lambda: visitor.top["problem"])
+            shutil.copy(tmp_path / "good" / "records.jsonl", run)
+        visitor.wait(
+            lambda: (
+                f"{name} cannot be read: it is no regular file" in (visitor.top["problem"] or "")
+                or "holds no" in (visitor.top["problem"] or "")
+            )
+        )
+        assert get(url, f"/history?node={ids(1)[0]}")[0] == 200
+        (run / name).unlink()
+        if name == "nodes.json":
+            name_nodes(run, ["first"])
+        else:
+            shutil.copy(tmp_path / "good" / name, run)
+        visitor.wait(lambda: not visitor.top["problem"])
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,20 @@ def test_text_from_nodes_is_only_text(browser: Browser, tmp_path: Path) -> None:
         assert all(request.startswith(url) for request in browser.requests)
 
 
+def test_large_rounds_have_few_ticks(browser: Browser, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    declare(run)
+    append(run, record(10**9, 5, 0), record(10**9 + 2, 5, 0))
+    ticks = "[...document.querySelectorAll('#plot-error .tick[text-anchor=middle]')].map((one) => one.textContent)"
+    with watching(run) as url:
+        browser.open(url)
+        assert browser.run(ticks) == ["1,000,000,000", "1,000,000,001", "1,000,000,002"]
+        append(run, record(3, 5, 0) | {"round": 2**53 - 2})
+        browser.wait(f"!({ticks}).includes('1,000,000,001')")
+        assert 1 < len(browser.run(ticks)) < 10
+        assert browser.errors == []
+
+
 def test_a_run_that_is_not_there_yet_and_one_that_is_removed(browser: Browser, tmp_path: Path) -> None:
     run = tmp_path / "later"
     with watching(run) as url:
