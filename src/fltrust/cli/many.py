@@ -128,7 +128,8 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
         )
         return False
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
-    screen.print(f"{'the run' if len(left) == 1 else f'all {len(left):,} runs'} finished{see}", highlight=False, markup=False, soft_wrap=True)
+    finished = "the run" if len(left) == 1 else f"all {len(left):,} runs"
+    screen.print(f"{finished} finished{see}", highlight=False, markup=False, soft_wrap=True)
     return True
 
 
