@@ -119,8 +119,8 @@ def free_ports(count: int) -> list[int]:
 class Federation:
     """`with Federation(folder, nodes=3) as federation: federation.run(app, rounds=2)`."""
 
-    def __init__(self, folder: Path, nodes: int, *, secure: bool = False) -> None:
-        self.folder, self.count, self.secure = folder, nodes, secure
+    def __init__(self, folder: Path, nodes: int, *, secure: bool = False, database: bool = True) -> None:
+        self.folder, self.count, self.secure, self.database = folder, nodes, secure, database
         self.port, *self.node_ports = free_ports(nodes + 1)
         self.started: list[subprocess.Popen[bytes]] = []
         self.mark = f"FLTRUST_TEST={uuid.uuid4()}"  # in the environment of every process, so that all can be found
@@ -162,11 +162,11 @@ class Federation:
         self.command(sys.executable, str(TEMPLATE / "make_keys.py"), *arguments, folder=folder)
 
     def start_link(self) -> None:
-        """With TLS it keeps its nodes in a file, so that it knows them again after it was killed."""
+        """With TLS and a database it keeps its nodes in a file, so that it knows them again after it was killed."""
         options = ["--insecure"]
         if self.secure:
             options = ["--ssl-ca-certfile", "keys/server.crt", "--ssl-certfile", "keys/server.crt", "--ssl-keyfile", "keys/server.key"]
-            options += ["--enable-supernode-auth", "--database", "link.db"]
+            options += ["--enable-supernode-auth", *(["--database", "link.db"] if self.database else [])]
         self.start("link", "flower-superlink", *options, "--port", str(self.port), "--disable-runtime-dependency-installation")
         self.wait(self._link_answers, "the SuperLink does not answer", "link")
 

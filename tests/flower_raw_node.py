@@ -5,8 +5,8 @@
 Before round `since` it is as honest as the others. Then, by kind:
 
 flooding       a reply in thousands of pieces of sixteen bytes, all of which it uploads
-impersonating  tries to find the ids of the other nodes' messages, to answer and to delete those messages; answers its own message in another
-               node's name; sends instructions to another node, and to the server, in the server's name. In its own name it sends an error
+impersonating  tries to find the ids of the other nodes' messages, to answer and to delete those; answers its own message in another node's
+               name; sends instructions to another node, and to the server, in the server's name. In its own name it sends an error
 """
 
 import hashlib

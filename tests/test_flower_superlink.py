@@ -43,6 +43,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from test_flower_strategy import Clock, records, same
 
+from fltrust.audit import Audit
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy, fetch, mailbox
 from fltrust.flower import strategy as strategy_module
@@ -649,6 +650,18 @@ def test_whatever_a_reply_consists_of_it_costs_its_sender_alone(whole: tuple[str
         (record,) = played(link, Path(folder) / "run", rounds=1)
     assert record["verdict"][1:] == ["used", "used"]
     assert record["verdict"][0] in ("missing", "rejected")
+
+
+def test_a_reply_that_lacks_a_piece_is_missing_and_blames_nobody(tmp_path: Path) -> None:
+    """As when the SuperLink's database was locked, and a SuperNode gave up."""
+
+    def given_up(link: Link, node: int, message: Message) -> None:
+        reply = answer(message, {name: 2 * array for name, array in learnt(message).items()})  # the others upload other pieces
+        link.upload(node, link.announce(node, reply, ObjectTree(object_id=reply.object_id)), pieces_of(reply))
+
+    for record in played(Link({0: given_up}, honest=3), tmp_path / "run", rounds=2):
+        assert (record["verdict"][0], record["reason"][0]) == ("missing", "incomplete")
+    assert [finding.verdict for finding in Audit(tmp_path / "run").findings()] == ["unreliable", "ok", "ok", "ok"]
 
 
 def test_a_node_cannot_pass_for_one_that_is_offline(tmp_path: Path) -> None:

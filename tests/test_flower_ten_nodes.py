@@ -24,7 +24,7 @@ from watched import PROGRAM, watching
 
 SCALING, ALTERNATING, *HONEST, FLOODING, IMPERSONATING = range(10)  # by partition-id
 SUPERNODES = [SCALING, ALTERNATING, *HONEST]
-SINCE, ROUNDS = 3, 6
+SINCE, ROUNDS = 3, 5
 NAMES = [f"clinic-{letter}" for letter in "abcdefghij"]
 
 
@@ -32,7 +32,7 @@ class TenNodes(Federation):
     """Eight SuperNodes, and two nodes that speak the fleet API themselves."""
 
     def __init__(self, folder: Path, app: Path) -> None:
-        super().__init__(folder, len(SUPERNODES), secure=True)
+        super().__init__(folder, len(SUPERNODES), secure=True, database=False)  # a flood locks SQLite, and SuperNodes give up
         self.app, self.raw = app, dict[int, subprocess.Popen[bytes]]()
 
     def start_raw(self, node: int, kind: str) -> None:
@@ -100,7 +100,7 @@ def audited(path: Path) -> tuple[int, dict[str, Any]]:
 def test_four_hostile_nodes_of_ten(federation: TenNodes, app: Path, browser: Browser | None, tmp_path: Path) -> None:
     run = federation.folder / "runs" / "ten"
     settings = {"malicious": 2, "hostile": "scaling alternating", "hostile-from": SINCE, "deadline": 3600, "nodes": 10, "rounds": ROUNDS}
-    settings |= {"registered": True, "names": "names.toml", "quarantine": 3, "directory": "runs/ten"}
+    settings |= {"registered": True, "names": "names.toml", "quarantine": 2, "directory": "runs/ten"}
     with watching(run) as url:
         if browser is not None:
             browser.open(url)
@@ -136,14 +136,14 @@ def test_four_hostile_nodes_of_ten(federation: TenNodes, app: Path, browser: Bro
     }
     by_name = {finding["name"]: finding for finding in said["nodes"]}
     assert [finding["node"] for finding in map(by_name.get, NAMES) if finding] == federation.ids
-    assert by_name[NAMES[FLOODING]]["strip"] == by_name[NAMES[IMPERSONATING]]["strip"] == "UURRRQ"
-    assert by_name[NAMES[ALTERNATING]]["strip"] == "UUZUZU"
+    assert by_name[NAMES[FLOODING]]["strip"] == by_name[NAMES[IMPERSONATING]]["strip"] == "UURRQ"
+    assert by_name[NAMES[ALTERNATING]]["strip"] == "UUZUZ"
 
     # Of the impersonation there is a trace, which blames nobody.
     assert "0 ids found" in federation.log(f"node-{IMPERSONATING}")
-    assert [record["unasked"] > 0 for record in records] == [False] * (SINCE - 1) + [True] * 3 + [False]
+    assert [record["unasked"] > 0 for record in records] == [False] * (SINCE - 1) + [True] * 2 + [False]
     alarms = [(line["round"], alarm["kind"], alarm["nodes"]) for line in said["rounds"] for alarm in line["alarms"]]
-    assert [one for one in alarms if one[1] != "quarantined"] == [(t, "unasked", []) for t in (3, 4, 5)]
+    assert [one for one in alarms if one[1] != "quarantined"] == [(t, "unasked", []) for t in (3, 4)]
     assert sorted(node for _, kind, nodes in alarms if kind == "quarantined" for node in nodes) == sorted(federation.ids[-2:])
 
 

@@ -191,7 +191,7 @@ class _SuperLink:
         metadata = announced.metadata
         response = self._call(pull_object, metadata.run_id, name)
         if not response.object_found:
-            raise ReplyError("unreadable", "a piece of it was never uploaded")
+            raise ReplyError("incomplete", "the SuperLink does not have a piece of it")
         if not response.object_available:
             announced.awaited = name
             raise _TryLaterError

@@ -23,7 +23,7 @@ from fltrust.flower.membership import Exclusion
 from fltrust.flower.memory import Remembered
 from fltrust.flower.order import sort_rows
 from fltrust.flower.replies import Limits, ReplyError, read
-from fltrust.flower.verdicts import KEPT, NOT_ASKED, VERDICTS, plain
+from fltrust.flower.verdicts import KEPT, NOT_ASKED, NOT_ITS_FAULT, VERDICTS, plain
 from fltrust.rules import Aggregate, Received, Rule, take_step
 from fltrust.rules.rows import direction_and_norm, measure, ranked_mean
 from fltrust.rules.rule import Accumulator
@@ -136,7 +136,7 @@ class Round:
             if (norm := float(row.norm[0])) < self._least_norm():
                 raise ReplyError("tiny-update", f"the update's norm is {norm:.3g}, at least {self._least_norm():.3g} is asked for")
         except ReplyError as problem:
-            entry.verdict = "missing" if problem.reason in ("unavailable", "disputed") else "rejected"
+            entry.verdict = "missing" if problem.reason in NOT_ITS_FAULT else "rejected"
             entry.reason, entry.detail = problem.reason, problem.detail
             return
         entry.verdict, entry.reason = "used", None

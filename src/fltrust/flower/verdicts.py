@@ -32,12 +32,15 @@ REASONS = {
     "duplicate": "a second reply in one round; the first counts",
     "stranger": "a reply from a node that was not asked",
     "unavailable": "Flower says that the node is offline or its message gone",
+    "incomplete": "a piece of its reply is missing: it gave up sending it, or the SuperLink lost it",
     "not-sent": "the server could not send it the model",
     "silent": "no reply until the deadline",
     "banned": "it is on the ban list",
     "not-allowed": "it is not on the allow list",
     "quarantined": "it waits until its quarantine ends",
 }
+
+NOT_ITS_FAULT = ("unavailable", "disputed", "incomplete")  # or nobody can say: such a reply is missing, not rejected
 
 ALARMS = {
     "root-unusable": "the server's own update is zero or not finite",
