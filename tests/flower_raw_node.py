@@ -4,7 +4,7 @@
 
 Before round `since` it is as honest as the others. Then, by kind:
 
-flooding       a reply in thousands of pieces of sixteen bytes, all of which it uploads
+flooding       a reply in a thousand pieces of 32 bytes, all of which it uploads
 impersonating  tries to find the ids of the other nodes' messages, to answer and to delete those; answers its own message in another node's
                name; sends instructions to another node, and to the server, in the server's name. In its own name it sends an error
 """
@@ -39,7 +39,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
-GUESSES = 110  # so many were enough while all nodes' messages held the same numbers
+GUESSES = 50  # 38 to 110 were enough while all nodes' messages held the same numbers
 
 
 def patient(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +107,7 @@ class RawNode:
         self.upload(self.learnt(message))
 
     def flooding(self, message: Message, content: bytes) -> None:
-        flwr_array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = 16
+        flwr_array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = 32
         try:
             self.upload(self.learnt(message))
         except ObjectPushError:

@@ -41,7 +41,7 @@ def alarms_of(records: Sequence[Mapping[str, Any]], name: Naming) -> list[Alarm]
     alarms += _dominates(this, name)
     alarms += _falling(records)
     if unasked := this.get("unasked"):
-        alarms.append(alarm("unasked", f"{unasked} messages came that answer nothing: a node sent them, and Flower does not say which"))
+        alarms.append(alarm("unasked", f"messages that answer nothing: {unasked}; a node sent them, and Flower does not say which"))
     if len(kept) >= KEPT_IN_A_ROW and all(kept[:KEPT_IN_A_ROW]):
         row = next((i for i, reason in enumerate(kept) if not reason), len(kept))
         alarms.append(
