@@ -437,19 +437,6 @@ def test_a_file_that_is_far_too_large_is_refused(tmp_path: Path, name: str) -> N
     one_line(fltrust(tmp_path, timeout=120, preexec_fn=limit_memory))
 
 
-def test_a_pipe_in_place_of_the_records_does_not_block_who_follows(tmp_path: Path) -> None:
-    run = Audit(written(tmp_path, 2))
-    (tmp_path / "records.jsonl").unlink()
-    os.mkfifo(tmp_path / "records.jsonl")
-    writer = os.open(tmp_path / "records.jsonl", os.O_RDWR)  # so that opening it to read would not block, but reading would
-    os.set_blocking(writer, False)
-    try:
-        with pytest.raises(InputError, match="no regular file"):
-            run.refresh()
-    finally:
-        os.close(writer)
-
-
 def test_another_file_of_equal_length_is_read_anew(tmp_path: Path) -> None:
     run = Audit(written(tmp_path, 3))
     others = [line(t) for t in (1, 2, 3, 4)]
