@@ -523,7 +523,9 @@ def test_rounds_before_a_damaged_line_count_once_it_is_gone(tmp_path: Path) -> N
     assert not run.refresh()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"2": 5}', '{"2": {"name": "x"}, "02": {}}', '{"18446744073709551616": {}}', '{"-1": {}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"2": 5}', '{"2": {"name": "x"}, "02": {}}', '{"18446744073709551616": {}}', '{"-1": {}}', '{"x": {}}']
+)
 def test_damaged_names_are_refused_and_the_last_good_ones_stay(tmp_path: Path, content: str) -> None:
     written(tmp_path, 3)
     (tmp_path / "nodes.json").write_text('{"2": {"name": "hospital"}}')

@@ -177,7 +177,7 @@ class Reader:
             other = REASON_CODES["other"]
             reason[:] = [0 if one is None else REASON_CODES.get(one, other) if isinstance(one, str) else other for one in columns["reason"]]
         closest = columns["closest_to"] or [None] * len(clients)
-        if not all(one is None or _is_id(one) for one in closest):
+        if any(isinstance(one, list | dict | bool) for one in closest):
             raise self._damaged(record, "closest_to")
         late, extra, line = self._pairs(record, "late"), self._pairs(record, "extra"), self._line(record)
 
@@ -272,11 +272,11 @@ class Reader:
             return
         if (seen := (status.st_ino, status.st_size, status.st_mtime_ns)) == self._named_as:
             return
-        self.named = {int(node): _named(node, entry, path) for node, entry in read_json(path).items()}
+        self.named = dict(_named(node, entry, path) for node, entry in read_json(path).items())
         self._named_as, self._changed = seen, True
 
 
-def _named(node: str, entry: object, path: Path) -> Named:
+def _named(node: str, entry: object, path: Path) -> tuple[int, Named]:
     is_id = node.isascii() and node.isdigit() and len(node) <= 20 and node == str(int(node)) and _is_id(int(node))
     if not is_id or not isinstance(entry, dict):
         raise InputError(f"{path} is damaged ({plain(node, 20)})")
@@ -284,7 +284,7 @@ def _named(node: str, entry: object, path: Path) -> Named:
     if name.strip().isdigit() and name != node:  # it reads like another node's id
         name = f"{name} (node {node})"
     state = entry.get("state")
-    return Named(name or node, state if state in ("banned", "quarantined") else "active", why)
+    return int(node), Named(name or node, state if state in ("banned", "quarantined") else "active", why)
 
 
 def _is_id(value: object) -> bool:
