@@ -31,8 +31,10 @@ class Record:
         The length of each update. None in rounds with more clients than fit in memory.
     peers : tuple of float or None, default None
         The median cosine of each update with the others, from sketches: within about 0.05. None where the norm is None.
-    closest, closest_to : tuple or None, default None
-        The largest cosine of each update with another, from sketches, and the client whose update that is.
+    closest : tuple of float or None, default None
+        The largest cosine of each update with another, from sketches.
+    closest_to : tuple of (int or None) or None, default None
+        The client whose update that is.
     root_norm : float or None, default None
         The length of the root update, where there is one.
     state : State or None, default None
