@@ -172,7 +172,8 @@ def _about(run: Audit, count: int) -> str:
 
 
 def _title(finding: Finding) -> str:
-    name = finding.name if finding.name == str(finding.node) else f"{finding.name} (node {finding.node})"
+    node = f" (node {finding.node})"
+    name = finding.name if finding.name == str(finding.node) else finding.name.removesuffix(node) + node
     is_ = "" if finding.malicious is None else ", malicious" if finding.malicious else ", honest"
     when = f", {finding.since_time}" if finding.since_time else ""
     return f"{finding.verdict}: {name}{is_}" + (f", since round {finding.since}{when}" if finding.since is not None else "")
