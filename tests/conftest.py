@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, a
 import numpy as np
 import pytest
 import torch
+from browser import Browser
 from torch import nn
 
 from fltrust.attacks import Attack, Trigger
@@ -18,6 +19,13 @@ from fltrust.codec import built
 from fltrust.registry import ATTACKS, RULES
 from fltrust.rules import Median, Rule
 from fltrust.tasks.task import Task
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium of its own for the tests of one file, which skip themselves where there is none."""
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
 
 
 def rule_of(name: str, tolerate: int = 1) -> Rule:

@@ -22,12 +22,6 @@ ROW = "#league-0 tbody tr"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def tables() -> Iterator[list[Standings]]:
     """MNIST-0.5 with two seeds of everything but Krum under the Krum attack; the Trim attack cannot be run on HAR."""
     with pytest.MonkeyPatch.context() as patch:

@@ -20,12 +20,6 @@ HOSTILE = "</script></title><script>window.hacked = 1</script><img src=x onerror
 TRIM = "[aria-label='Table III: error of five rules under every attack, MNIST-0.5'] tbody tr:nth-child(4) td:nth-child(6) button"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
 def write(page: str, path: Path) -> Path:
     path.write_text(page, encoding="utf-8", errors="replace")
     return path

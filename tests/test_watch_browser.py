@@ -20,12 +20,6 @@ HOSTILE = "<img src=x onerror=window.hacked=1>"
 TEXT = "document.body.innerText"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
 @pytest.fixture(autouse=True)
 def as_on_a_desk(browser: Browser) -> Iterator[None]:
     browser.resize(1280, 900)
