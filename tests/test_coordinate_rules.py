@@ -16,7 +16,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.rules import RLR, Bulyan, FedAvg, MeaMed, Phocas, Rule, TrimmedMean, rows
 from fltrust.rules.krum import krum_picks
-from fltrust.rules.rows import nearest_mean, sign_sums, sq_distances_of
+from fltrust.rules.rows import nearest_mean, ranked_mean, sign_sums, sq_distances_of
 
 Array = NDArray[Any]
 NAN, INF = float("nan"), float("inf")
@@ -184,13 +184,16 @@ def test_the_kernel_is_the_plain_window(monkeypatch: pytest.MonkeyPatch, n: int,
         torch.testing.assert_close(result, nearest_mean(updates, usable, *case), rtol=1e-12, atol=1e-14, msg=str(case))
 
 
-def test_nobody_usable_and_nothing_left_are_zero() -> None:
-    updates = torch.ones(4, 3)
-    nobody, all_four = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+def test_nobody_usable_is_zero_and_the_middle_always_stays() -> None:
+    updates = torch.tensor([[1.0], [2.0], [4.0], [9.0]])
+    nobody, three, all_four = (torch.arange(4) < count for count in (0, 3, 4))
     for dtype in (torch.float32, torch.float64):
-        assert not nearest_mean(updates.to(dtype), nobody, 1, None).any()
-        assert not nearest_mean(updates.to(dtype), all_four, 4, None).any()
-        assert not nearest_mean(updates.to(dtype), all_four, 1, 2).any()
+        sent = updates.to(dtype)
+        assert nearest_mean(sent, nobody, 1, None).tolist() == ranked_mean(sent, nobody, 1).tolist() == [0.0]
+        assert ranked_mean(sent, three, 1).tolist() == ranked_mean(sent, three, 2).tolist() == ranked_mean(sent, three, 9).tolist() == [2.0]
+        assert ranked_mean(sent, all_four, 2).tolist() == ranked_mean(sent, all_four, 9).tolist() == [3.0]
+        assert nearest_mean(sent, three, 3, None).tolist() == nearest_mean(sent, three, 9, 9).tolist() == [2.0]
+        assert nearest_mean(sent, all_four, 3, None).tolist() == nearest_mean(sent, all_four, 9, 1).tolist() == [3.0]
 
 
 # ---------------------------------------------------------------- Bulyan
@@ -323,13 +326,19 @@ def test_all_rows_equal(rule: Rule) -> None:
     torch.testing.assert_close(rule(row.expand(9, 4).clone()).update, row)
 
 
-@pytest.mark.parametrize(("rule", "usable"), [(MeaMed(2), 4), (Phocas(2), 4), (Bulyan(1), 6)], ids=repr)
-def test_too_few_usable_rows_move_nothing(rule: Rule, usable: int) -> None:
-    updates = torch.ones(12, 3)
-    updates[usable:] = NAN
+@pytest.mark.parametrize("rule", [TrimmedMean(5), MeaMed(5), Phocas(5), Bulyan(2)], ids=repr)
+def test_no_more_usable_rows_than_may_be_malicious_move_nothing(rule: Rule) -> None:
+    updates, most = torch.ones(12, 3), getattr(rule, "tolerate", 5)
+    updates[most:] = NAN
     assert not rule(updates).update.any()
-    updates[usable] = 1
+    updates[most] = 1
     assert rule(updates).update.tolist() == [1.0] * 3
+
+
+def test_bulyan_with_fewer_rows_than_it_needs_by_hand() -> None:
+    updates = torch.tensor([[1.0], [3.0], [4.0], [6.0], [10.0], [12.0], [NAN]])  # 6 of 7 are usable, f = 1
+    # Krum picks n - 2f = 4 of them: 4, 3, 10 and 6. The two nearest to their median, 5, stay.
+    assert Bulyan(1)(updates).update.tolist() == [5.0]
 
 
 @pytest.mark.parametrize(

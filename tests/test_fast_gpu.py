@@ -136,8 +136,9 @@ def test_shared_gradients_refuse_what_they_would_get_wrong() -> None:
 
 def sorted_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     ranked = updates[usable].double().sort(0).values
-    cut = max(0, len(ranked) - 1) // 2 if trim is None else trim
-    return ranked[cut : len(ranked) - cut].mean(0) if len(ranked) > 2 * cut else torch.zeros_like(updates[0], dtype=torch.float64)
+    half = max(0, len(ranked) - 1) // 2
+    cut = half if trim is None else min(trim, half)
+    return ranked[cut : len(ranked) - cut].mean(0) if len(ranked) else torch.zeros_like(updates[0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100, 129])
@@ -160,7 +161,7 @@ def test_ranked_mean_by_hand() -> None:
     assert ranked_mean(updates, usable, None).tolist() == [3.0, -3.0]
     assert ranked_mean(updates, usable, 1).tolist() == [3.0, -3.0]
     assert ranked_mean(updates, usable, 0).tolist() == [4.25, -1.0]
-    assert ranked_mean(updates, usable, 2).tolist() == [0.0, 0.0]
+    assert ranked_mean(updates, usable, 2).tolist() == [3.0, -3.0]  # the middle always stays
 
 
 def test_ranked_mean_says_how_many_clients_are_too_many() -> None:

@@ -244,8 +244,10 @@ def test_multi_krum_counts_usable_rows() -> None:
     rows = np.vstack([rows_of(3, n=10), np.full((2, 9), np.nan), np.zeros((1, 9))])
     for iterated in (False, True):
         np.testing.assert_allclose(result(MultiKrum(3, iterated=iterated), rows), result(MultiKrum(3, iterated=iterated), rows[:10]))
-    assert not result(MultiKrum(8), rows).any()  # 13 rows would do, the 10 usable ones do not
-    assert not result(MultiKrum(4, iterated=True), rows).any()
+    assert not result(MultiKrum(10), rows).any()  # 10 are usable, and all of them may be malicious
+    both = result(MultiKrum(8), rows)  # n - f = 2 stay, by the distance to the nearest
+    np.testing.assert_allclose(both, rows[np.argsort(krum_scores_of(list(rows[:10]), 1), kind="stable")[:2]].mean(0))
+    np.testing.assert_allclose(result(MultiKrum(4, iterated=True), rows), result(Krum(4), rows[:10]))  # one is picked at least
 
 
 def test_geometric_median_of_1_4_7_is_4() -> None:

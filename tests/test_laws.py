@@ -160,6 +160,14 @@ class NaNs(Mean):
         return Aggregate(received.updates.mean(0), torch.full((len(received.updates),), 1 / len(received.updates)).to(received.updates))
 
 
+class Freezes(Mean):
+    """One row that is dropped ends training."""
+
+    def aggregate(self, received: Received) -> Aggregate:
+        result = super().aggregate(received)
+        return result._replace(update=torch.where(measure(received.updates).usable.all(), result.update, 0))
+
+
 class FailsOpen(Mean):
     """Nobody is usable, so everybody is."""
 
@@ -213,6 +221,7 @@ def test_a_right_rule_passes() -> None:
         (Chance(), "The same rounds give the same bits"),
         (Hidden(), "Updates, root update, sizes and memory stay"),
         (NaNs(), "A row that holds NaN"),
+        (Freezes(), "If as many rows are unusable"),
         (FailsOpen(), "If no row is usable"),
         (Trusting(), "A root update that is zero"),
         (NaNs(), "Values at the edge"),

@@ -253,6 +253,20 @@ def _broken(rows: Tensor, place: int, bad: str) -> Tensor:
     return rows
 
 
+def dropped_rows_do_not_end_training(rule: Rule, dtype: torch.dtype) -> None:
+    """If as many rows are unusable as the rule tolerates, the others still move the model, and in their direction."""
+    most = max(1, getattr(rule, "tolerate", getattr(rule, "trim", 1)))
+    for bad in ("zero", "nan", "infinite"):
+        view = received(1, dtype)
+        assert view.root_update is not None
+        rows = view.root_update + 0.1 * (view.updates - view.root_update)
+        for place in range(most):
+            rows = _broken(rows, place, bad)
+        update = take_step(rule, replace(view, updates=rows), _memory(rule, dtype))[0].update
+        cosine = torch.cosine_similarity(update.double(), view.root_update.double(), dim=0)
+        assert cosine > 0.5, f"{most} of {N} rows are {bad}: the update's cosine with the others is {cosine:.2f}"
+
+
 def nobody_usable_nothing_moves(rule: Rule, dtype: torch.dtype) -> None:
     """If no row is usable the update is zero (or the root update, for a rule in which the server takes part), and nobody has a share."""
     for value in (NAN, INF, 0.0):
@@ -332,6 +346,7 @@ RULE_LAWS: list[Callable[[Rule, torch.dtype], None]] = [
     the_same_again,
     memory_continues,
     unusable_rows_have_no_influence,
+    dropped_rows_do_not_end_training,
     nobody_usable_nothing_moves,
     an_unusable_root_stops_the_round,
     extreme_values_stay_finite,

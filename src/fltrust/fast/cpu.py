@@ -369,9 +369,10 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     """See `fltrust.rules.ranked_mean`."""
     d = updates.shape[1]
     index = usable.nonzero().flatten().numpy()
-    drop = max(0, (index.size - 1) // 2) if trim is None else trim
+    half = max(0, (index.size - 1) // 2)
+    drop = half if trim is None else min(trim, half)
     mean = np.zeros(max(d, _LANES))
-    if index.size > 2 * drop:
+    if index.size:
         rows = updates.detach().numpy()
         if d < _LANES:
             rows = np.pad(rows, ((0, 0), (0, _LANES - d)))
@@ -450,11 +451,12 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
     """See `fltrust.rules.rows.nearest_mean`."""
     d = updates.shape[1]
     index = usable.nonzero().flatten().numpy()
-    around = max(0, (index.size - 1) // 2) if trim is None else trim
+    half = max(0, (index.size - 1) // 2)
+    around, leaving = half if trim is None else min(trim, half), min(drop, 2 * half)
     mean = np.zeros(max(d, _SORTED))
-    if index.size > max(drop, 2 * around):
+    if index.size:
         rows = updates.detach().numpy()
         if d < _SORTED:
             rows = np.pad(rows, ((0, 0), (0, _SORTED - d)))
-        _in_threads(lambda _, start, stop: _nearest_mean(rows, index, drop, around, mean, start, stop), -(-mean.size // _SORTED), 1)
+        _in_threads(lambda _, start, stop: _nearest_mean(rows, index, leaving, around, mean, start, stop), -(-mean.size // _SORTED), 1)
     return torch.from_numpy(mean[:d])

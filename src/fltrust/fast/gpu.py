@@ -110,7 +110,7 @@ def _krum_picks(distances, usable, picked, n, tolerate, leave, steps, SIZE: tl.c
         to_all = tl.sum(tl.where(left[:, None], distance, 0.0), 0)
         tied = left & (scores == tl.min(scores, 0))
         pick = tl.argmin(tl.where(tied, to_all, float("inf")), 0)
-        left = left & ((row != pick) | (step >= count - leave))
+        left = left & ((row != pick) | (step >= tl.maximum(count - leave, 1)))
         # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
         was_near = tl.max(tl.where(row[:, None] == pick, near, -1.0), 0) >= 0
         lost = tl.where(was_near, pick, tl.argmax(near, 0))

@@ -20,9 +20,9 @@ MOST_SORTED = 1024  # more take too long to compile and to sort
 
 
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
-    """(d,): coordinate-wise mean of what is left without the `trim` smallest and the `trim` largest usable values; None leaves the median.
+    """(d,): see `fltrust.rules.rows.ranked_mean`. updates (n, d) float32, usable (n,) bool.
 
-    updates (n, d) float32, usable (n,) bool. The result is zero where nothing is left. How many are usable is not known to the host.
+    The result is zero if none is usable. How many are usable is not known to the host.
     """
     n, d = updates.shape
     if n > MOST_CLIENTS:
@@ -43,7 +43,8 @@ def _ranked_mean(updates, usable, result, n, d, row_stride, trim, ROWS: tl.const
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     kept = tl.load(usable + row, row < n, 0) != 0
     count = tl.sum(kept.to(tl.int32), 0)
-    trim = tl.where(trim < 0, tl.maximum(count - 1, 0) // 2, trim)  # the median keeps the one or two values in the middle
+    half = tl.maximum(count - 1, 0) // 2
+    trim = tl.where(trim < 0, half, tl.minimum(trim, half))  # the one or two values in the middle always stay
     left = count - 2 * trim
 
     offset = row.to(tl.int64)[:, None] * row_stride + column[None, :]
@@ -60,7 +61,7 @@ def _ranked_mean(updates, usable, result, n, d, row_stride, trim, ROWS: tl.const
     high_value = _key(high).to(tl.float32, bitcast=True)
     total = tl.sum(tl.where(between, value, 0.0), 0) + low_value * at_low + high_value * at_high
     mean = tl.where(low == high, low_value, total / tl.maximum(left, 1))
-    tl.store(result + column, tl.where(left > 0, mean, 0.0), column < d)
+    tl.store(result + column, tl.where(count > 0, mean, 0.0), column < d)
 
 
 def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
@@ -81,7 +82,9 @@ def _nearest_mean(updates, usable, result, n, d, row_stride, drop, trim, COLUMNS
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     counts = tl.load(usable + row, row < n, 0) != 0
     count = tl.sum(counts.to(tl.int32), 0)
-    trim = tl.where(trim < 0, tl.maximum(count - 1, 0) // 2, trim)
+    half = tl.maximum(count - 1, 0) // 2
+    trim = tl.where(trim < 0, half, tl.minimum(trim, half))
+    drop = tl.minimum(drop, 2 * half)
     left = count - 2 * trim
     kept = count - drop
 
@@ -104,7 +107,7 @@ def _nearest_mean(updates, usable, result, n, d, row_stride, drop, trim, COLUMNS
         step = step // 2
     inside = (place >= first[:, None]) & (place < first[:, None] + kept)
     total = tl.sum(tl.where(inside, value, 0.0).to(tl.float64), 1)
-    tl.store(result + column, tl.where((left > 0) & (kept > 0), total / tl.maximum(kept, 1), 0.0), column < d)
+    tl.store(result + column, tl.where(count > 0, total / tl.maximum(kept, 1), 0.0), column < d)
 
 
 @triton.jit

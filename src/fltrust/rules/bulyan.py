@@ -7,7 +7,7 @@ import torch
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.krum import krum_picks
-from fltrust.rules.rows import finite, inner_products, measure, nearest_mean, sq_distances_of
+from fltrust.rules.rows import finite, inner_products, measure, more_than, nearest_mean, sq_distances_of
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -22,7 +22,7 @@ class Bulyan(Rule):
 
     The paper leaves equal scores open, and with f <= 2 the last scores are always equal: there are no neighbours left, or two updates
     are the nearest to each other. Then the one with the smaller sum of squared distances to all that are left wins; if these are equal
-    too, the first. n counts usable updates; if fewer than 4f + 3 are usable, the update is zero.
+    too, the first. n counts usable updates; if f or fewer are usable, the update is zero.
 
     Parameters
     ----------
@@ -52,7 +52,6 @@ class Bulyan(Rule):
         if n < least:
             raise InputError(f"Bulyan cannot tolerate {f} of {n}: it needs at least {least} clients")
         rows = measure(updates)
-        count = rows.usable.sum()
         chosen = krum_picks(sq_distances_of(inner_products(updates, rows)), f, rows.usable, leave=2 * f, most=n)
         mean = nearest_mean(updates, chosen, 2 * f, None)
-        return Aggregate(finite(torch.where(count >= least, mean, 0), updates), None)
+        return Aggregate(finite(torch.where(more_than(f, rows.usable), mean, 0), updates), None)

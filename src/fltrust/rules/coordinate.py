@@ -6,7 +6,7 @@ import torch
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Look
-from fltrust.rules.rows import finite, measure, nearest_mean, ranked_mean
+from fltrust.rules.rows import finite, measure, more_than, nearest_mean, ranked_mean
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -14,6 +14,8 @@ from fltrust.rules.rule import Aggregate, Received, Rule
 @dataclass(frozen=True)
 class TrimmedMean(Rule):
     """Per coordinate, the mean of the values without the `trim` largest and the `trim` smallest (Yin et al. 2018).
+
+    If only a few updates are usable, one or two values in the middle always stay; if `trim` or fewer are usable, the update is zero.
 
     Parameters
     ----------
@@ -41,7 +43,9 @@ class TrimmedMean(Rule):
         n = len(updates)
         if n <= 2 * self.trim:
             raise InputError(f"a trimmed mean cannot trim {self.trim} from each side of {n}: it needs at least {2 * self.trim + 1} clients")
-        return Aggregate(finite(ranked_mean(updates, measure(updates).usable, self.trim), updates), None)
+        usable = measure(updates).usable
+        mean = ranked_mean(updates, usable, self.trim)
+        return Aggregate(finite(torch.where(more_than(self.trim, usable), mean, 0), updates), None)
 
 
 @RULES.register("median", label="Median", look=Look("pink", "D"), reference="Yin et al., ICML 2018")
@@ -89,7 +93,7 @@ class _Nearest(Rule):
             raise InputError(f"{type(self).__name__} cannot tolerate {self.tolerate} of {n}: it needs at least {least} clients")
         usable = measure(updates).usable
         mean = nearest_mean(updates, usable, self.tolerate, self.trim)
-        return Aggregate(finite(torch.where(usable.sum() >= least, mean, 0), updates), None)
+        return Aggregate(finite(torch.where(more_than(self.tolerate, usable), mean, 0), updates), None)
 
 
 @RULES.register("meamed", label="MeaMed", reference="Xie et al., arXiv:1802.10116, 2018")
@@ -98,7 +102,7 @@ class MeaMed(_Nearest):
     """Per coordinate, the mean of the n - f values nearest to the median (Xie, Koyejo and Gupta 2018).
 
     g = mean of the n - f values x_i with the smallest |x_i - median|, in each coordinate. Of two values equally far away, the lower one
-    counts; the paper leaves this open. n counts usable updates; if fewer than 2f + 1 are usable, the update is zero.
+    counts; the paper leaves this open. n counts usable updates; if f or fewer are usable, the update is zero.
 
     Parameters
     ----------
@@ -126,8 +130,8 @@ class Phocas(_Nearest):
     """Per coordinate, the mean of the n - f values nearest to the trimmed mean (Xie, Koyejo and Gupta 2018).
 
     g = mean of the n - f values x_i with the smallest |x_i - c|, in each coordinate, where c is the mean without the f smallest and the
-    f largest values. Of two values equally far away, the lower one counts; the paper leaves this open. n counts usable updates; if
-    fewer than 2f + 1 are usable, the update is zero.
+    f largest values. Of two values equally far away, the lower one counts; the paper leaves this open. n counts usable updates; if f
+    or fewer are usable, the update is zero.
 
     Parameters
     ----------

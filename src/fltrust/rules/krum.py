@@ -8,7 +8,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Look
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import LARGEST, divisor, gpu_picks, measure, sq_distances, sq_distances_of
+from fltrust.rules.rows import LARGEST, divisor, gpu_picks, measure, more_than, sq_distances, sq_distances_of
 from fltrust.rules.rule import Aggregate, Received
 
 
@@ -52,7 +52,7 @@ class Krum(GramRule):
     def _choose(self, distances: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """The row with the smallest score, and whether there are enough rows to choose from, (.., 1) each."""
         scores = krum_scores(distances, self.tolerate, usable)
-        return _smallest(scores, usable), usable.sum(-1, keepdim=True) >= self.tolerate + 3
+        return _smallest(scores, usable), more_than(self.tolerate, usable)
 
 
 @RULES.register("multi-krum", label="Multi-Krum", reference="Blanchard et al., NeurIPS 2017")
@@ -112,14 +112,15 @@ class MultiKrum(GramRule):
             scores = krum_scores(distances, self.tolerate, usable)
             count = usable.sum(-1, keepdim=True)
             rank = scores.argsort(dim=-1, stable=True).argsort(dim=-1)
-            kept = usable & (rank < (count - leave).clamp(max=keep)) & (count >= self.tolerate + 3)
+            kept = usable & (rank < (count - leave).clamp(max=keep))
+        kept &= more_than(self.tolerate, usable)
         return kept.double() / divisor(kept.sum(-1, keepdim=True))
 
 
 def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:
     """Which rows (.., n) Krum picks, one after the other, from those it has not picked yet, until `leave` usable rows or `most` picks.
 
-    Equal scores: the row with the smaller sum of squared distances to all rows left, then the lowest row.
+    It picks at least one. Equal scores: the row with the smaller sum of squared distances to all rows left, then the lowest row.
     """
     if (picks := gpu_picks(sq_distances, tolerate, usable, leave, most)) is not None:
         return picks
@@ -134,7 +135,7 @@ def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, 
         tied = left & (scores == scores.amin(-1, keepdim=True))
         to_all = torch.where(left[..., None, :], sq_distances, 0).sum(-1)
         picked = torch.where(tied, to_all, torch.inf).argmin(-1, keepdim=True)  # (.., 1)
-        left = left & ~((row == picked) & (step < count - leave))
+        left = left & ~((row == picked) & (step < (count - leave).clamp(min=1)))
         # Each row has one neighbour fewer: the picked row if it was one, else the farthest.
         was_near = torch.where(row == picked[..., None], near, -1).amax(-1, keepdim=True) >= 0  # (.., n, 1)
         lost = torch.where(was_near, picked[..., None], near.argmax(-1, keepdim=True))
@@ -152,7 +153,7 @@ def _is_row(chosen: Tensor, like: Tensor) -> Tensor:
 
 
 def krum_scores(sq_distances: Tensor, tolerate: int, usable: Tensor | None = None) -> Tensor:
-    """Krum's scores (.., n): each row's sum of squared distances to its n - f - 2 nearest other usable rows, f = `tolerate`.
+    """Krum's scores (.., n): each row's sum of squared distances to its n - f - 2 nearest other usable rows, at least one; f = `tolerate`.
 
     Infinite for rows that are not usable. Distances (.., n, n) as from `sq_distances`, with any leading dimensions.
     """
@@ -160,7 +161,7 @@ def krum_scores(sq_distances: Tensor, tolerate: int, usable: Tensor | None = Non
     _check_krum(n, tolerate)
     if usable is None:
         usable = sq_distances.new_ones(n, dtype=torch.bool)
-    neighbours = usable.sum(-1, keepdim=True) - tolerate - 2  # (.., 1)
+    neighbours = (usable.sum(-1, keepdim=True) - tolerate - 2).clamp(min=1)  # (.., 1)
     near = torch.arange(n, device=sq_distances.device) < neighbours  # (.., n)
     scores = torch.where(near[..., None, :], _others(sq_distances, usable).sort(dim=-1).values, 0).sum(-1)
     return torch.where(usable, scores, torch.inf)

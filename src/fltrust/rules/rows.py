@@ -129,14 +129,26 @@ def trusted_sum(
     return weighted_sum(updates, rows, trust * norm), trust
 
 
+def more_than(tolerate: int, usable: Tensor) -> Tensor:
+    """Whether more rows are usable than may be malicious (.., 1). If not, all that is left may be malicious, and nobody is trusted.
+
+    If so, a rule goes on with what is left, even if it needs more rows to begin with: otherwise malicious clients could end training by
+    sending rows that are dropped.
+    """
+    return usable.sum(-1, keepdim=True) > tolerate
+
+
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
-    """Per coordinate, the mean (d,) of the usable values without the `trim` smallest and largest; of the middle one or two if None."""
+    """Per coordinate, the mean (d,) of the usable values without the `trim` smallest and largest; one or two in the middle always stay.
+
+    Only these stay if `trim` is None.
+    """
     if kernels := _kernels(updates):
         return torch.as_tensor(kernels.ranked_mean(updates, usable, trim))
     n = len(updates)
     count = usable.sum()
     rank = torch.arange(n, device=updates.device)
-    drop = ((count - 1) // 2).clamp(min=0) if trim is None else trim
+    drop = ((count - 1) // 2).clamp(0, trim)
     kept = (rank >= drop) & (rank < count - drop)  # (n,)
     share = kept.double() / kept.sum().clamp(min=1)
     means = []
@@ -147,19 +159,21 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
 
 
 def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
-    """Per coordinate, the mean (d,) of the usable values without the `drop` farthest from the centre; 0 if none is left.
+    """Per coordinate, the mean (d,) of the usable values without the `drop` farthest from the centre; one or two always stay.
 
-    The centre is the mean of the usable values without the `trim` smallest and largest; the median if None. The values that are kept are
-    a window of the sorted column. Of two values equally far away, the lower one is kept.
+    The centre is the `ranked_mean` of the usable values. The values that are kept are a window of the sorted column. Of two values
+    equally far away, the lower one is kept. 0 if none is usable.
     """
     if (kernels := _kernels(updates)) and len(updates) <= kernels.MOST_SORTED:
         return torch.as_tensor(kernels.nearest_mean(updates, usable, drop, trim))
     n = len(updates)
     count = usable.sum()
     rank = torch.arange(n, device=updates.device)
-    around = ((count - 1) // 2).clamp(min=0) if trim is None else trim
+    half = ((count - 1) // 2).clamp(min=0)
+    around = half.clamp(0, trim)
     middle = (rank >= around) & (rank < count - around)  # (n,)
-    kept = (count - drop).clamp(min=0)
+    leaving = (2 * half).clamp(max=drop)
+    kept = count - leaving
     enters = (rank[:drop] + kept).clamp(max=n - 1)  # beside the value that would leave
     small = 0.5 ** (n.bit_length() + 1)  # so that no sum overflows
     means = []
@@ -167,7 +181,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
         ordered = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
         values = torch.where(rank[:, None] < count, ordered, 0).double() * small
         centre = torch.where(middle[:, None], values, 0).sum(0)  # times the number of values in the middle
-        nearer = (values[: len(enters)] + values[enters]) * middle.sum() < 2 * centre
+        nearer = ((values[: len(enters)] + values[enters]) * middle.sum() < 2 * centre) & (rank[:drop, None] < leaving)
         first = nearer.sum(0)  # the window moves up while the value that enters is nearer than the one that leaves
         inside = (rank[:, None] >= first) & (rank[:, None] < first + kept)
         means.append(torch.where(inside, values, 0).sum(0) / kept.clamp(min=1) / small)

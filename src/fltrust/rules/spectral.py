@@ -9,7 +9,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import Rows, combined, divisor, inner_products, measure
+from fltrust.rules.rows import Rows, combined, divisor, inner_products, measure, more_than
 from fltrust.rules.rule import Aggregate, Received
 
 _NORMALISE_EVERY = 5  # squarings; n^-32 is far from vanishing
@@ -121,7 +121,7 @@ class CAF(GramRule):
         n, most = products.shape[-1], 2 * self.tolerate
         if n <= most:
             raise InputError(f"CAF cannot tolerate {self.tolerate} of {n}: it needs at least {most + 1} clients")
-        end = usable.sum(-1, keepdim=True) - most  # (.., 1)
+        end = (usable.sum(-1, keepdim=True) - most).clamp(min=1)  # (.., 1)
         weights = usable.double()  # (.., n): c
         best, least = _equal_shares(usable), torch.full_like(weights[..., :1], torch.inf)
         for _ in range(most):
@@ -135,7 +135,7 @@ class CAF(GramRule):
             outlying = parts / divisor(shares)  # t
             rest = 1 - outlying / divisor(outlying.amax(-1, keepdim=True))
             weights = torch.where(going_on, weights * torch.where(rest > 1e-9, rest, 0), weights)
-        return torch.where(end > 0, best, 0)
+        return torch.where(more_than(self.tolerate, usable), best, 0)
 
 
 def _drawn_products(received: Received, rows: Rows, coordinates: int) -> Tensor:
