@@ -59,7 +59,6 @@ class Exhibit:
     column: str
     cells: tuple[Cell, ...]
     of_paper: bool = True  # False: a table of ours, and so is what is said about it
-    own: bool = False  # made from a user's runs: nothing of the paper stands beside them
 
 
 def _read() -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Embedded:
         self.runs: list[dict[str, Any]] = []
         self.cells: list[dict[str, Any]] = []
         self.figures: list[dict[str, Any]] = []
+        self.sweep: dict[str, Any] | None = None
         self._places: dict[int, int] = {}
         self._opened: dict[tuple[str, Cell], int] = {}
 
@@ -38,14 +39,13 @@ class Embedded:
         """The same for a cell, which may stand in a table and in a picture."""
         place = (exhibit.name, one.cell)
         if place not in self._opened:
-            again = "" if exhibit.own else reproduce_command(exhibit, one.cell, one.results)
-            says = sentences(one, beside_the_paper=not exhibit.own)
-            self._opened[place] = self.open(title(exhibit, one.cell), says, one.results, again)
+            again = reproduce_command(exhibit, one.cell, one.results)
+            self._opened[place] = self.open(title(exhibit, one.cell), sentences(one), one.results, again)
         return self._opened[place]
 
     def text(self) -> str:
         """All of it as compressed JSON in base64: small, and no letter in it means anything to HTML."""
-        content = {"runs": self.runs, "cells": self.cells, "figures": self.figures}
+        content = {"runs": self.runs, "cells": self.cells, "figures": self.figures, "sweep": self.sweep}
         return base64.b64encode(zlib.compress(json.dumps(content, separators=(",", ":"), allow_nan=False).encode(), 9)).decode()
 
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from fltrust.paper import Exhibit
 from fltrust.report.agreement import Judged, Number, plain_error
 from fltrust.report.layout import Grid, grids, telling
-from fltrust.report.looks import COLOURS, look_of
+from fltrust.report.looks import COLOURS, look_of, looks_of_rules
+from fltrust.report.survival import Board
 from fltrust.store.results import Result, Results
 
 COLUMN, PAGE = 3.5, 7.16  # inches: one column of a two-column paper, and both
@@ -148,6 +149,61 @@ def _draw_curves(axis: Axes, exhibit: Exhibit, page: Grid) -> None:
     axis.set_ylim(bottom=0)
     axis.set_xlabel("round")
     axis.set_ylabel("training error")
+
+
+# ---------------------------------------------------------------- what rules survive
+
+BOARDS, ATTACKS, RULES = 6, 9, 10  # that a picture on paper can show; the page has all
+
+
+def draw_boards(boards: Sequence[Board]) -> dict[str, bytes]:
+    """Test error against malicious clients, a picture for each data set and setting with several numbers of them."""
+    content: dict[str, bytes] = {}
+    with matplotlib.rc_context(_STYLE):
+        for board in [board for board in boards if len(board.tested) > 1][:BOARDS]:
+            if (figure := _board(board)) is not None:
+                content |= _saved(f"survival-{len(content) // 2 + 1}", figure)
+    return content
+
+
+def _board(board: Board) -> Figure | None:
+    attacks = [attack for attack in board.attacks if any(line.attack == attack and not line.idle for line in board.lines)][:ATTACKS]
+    rows = board.rows[:RULES]
+    if not attacks:
+        return None
+    looks = looks_of_rules({row.rule: row.name for row in board.rows})
+    across = min(3, len(attacks))
+    down = -(-len(attacks) // across)
+    figure = Figure(figsize=(COLUMN if across == 1 else PAGE, 2.1 * down + 0.8), layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
+    for axis, attack in zip(axes, attacks, strict=False):
+        for row in rows:
+            for line in (line for line in row.lines if line.attack == attack):
+                look = looks[row.rule]
+                axis.errorbar(
+                    [point.malicious for point in line.points],
+                    [point.error.mean for point in line.points],
+                    yerr=[point.error.spread for point in line.points],
+                    label=row.rule,
+                    color=COLOURS[look.colour][0],
+                    marker=look.marker,
+                    linestyle="--" if look.dashed else "-",
+                    capsize=1.8,
+                    elinewidth=0.8,
+                )
+        axis.set_title(textwrap.shorten(attack, 40), loc="left", fontweight="bold")
+        axis.set_ylim(bottom=0)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_xlabel(f"malicious clients, of {board.num_clients}")
+    for axis in axes[::across]:
+        axis.set_ylabel("test error")
+    for axis in axes[len(attacks) :]:
+        axis.set_axis_off()
+    curves = {label: handle for axis in axes[: len(attacks)] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    names = [row.rule for row in rows if row.rule in curves]
+    figure.legend([curves[name] for name in names], names, loc="outside lower center", ncols=2 if across == 1 else 5, frameon=False)
+    figure.suptitle(textwrap.shorten(board.title, 80), x=0.01, ha="left", fontsize=9)
+    return figure
 
 
 # ---------------------------------------------------------------- trust

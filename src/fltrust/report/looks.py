@@ -1,5 +1,7 @@
 """The same colour and marker for a rule or an attack in every picture, on the page and on paper. Colours after Okabe and Ito."""
 
+from collections.abc import Mapping
+
 from fltrust.paper import Cell, Exhibit
 from fltrust.registry import ATTACKS, RULES, Look, Registry
 
@@ -22,19 +24,22 @@ def look_of(exhibit: Exhibit, cell: Cell) -> Look:
     return look._replace(dashed=cell.reference)
 
 
+def looks_of_rules(names: Mapping[str, str]) -> dict[str, Look]:
+    """By label, of rules called by their registered names. One with parameters of its own looks different from the plain one."""
+    return _told_apart({label: _registered(RULES, name) if label == name else None for label, name in names.items()})
+
+
 def _of_column(exhibit: Exhibit) -> dict[str, Look]:
+    return _told_apart({cell.column: _registered(RULES, RULES.name_of(cell.run.rule)) for cell in exhibit.cells})
+
+
+def _told_apart(own: Mapping[str, Look | None]) -> dict[str, Look]:
     """Rules that have a look of their own as always; the others take the colours that are left, then all of them dashed."""
-    columns = {cell.column: cell for cell in exhibit.cells}
-    looks = {}
-    for column, cell in columns.items():
-        name = RULES.name_of(cell.run.rule)
-        look = _registered(RULES, name)
-        if look is not None and (column == name or not exhibit.own):
-            looks[column] = look
+    looks = {name: look for name, look in own.items() if look is not None}
     free = [Look(colour, "X") for colour in COLOURS if colour not in {look.colour for look in looks.values()}]
     free += [Look(colour, "P", dashed=True) for colour in COLOURS]
-    others = [column for column in columns if column not in looks]
-    return looks | {column: free[i % len(free)] for i, column in enumerate(others)}
+    others = [name for name in own if name not in looks]
+    return looks | {name: free[i % len(free)] for i, name in enumerate(others)}
 
 
 def _registered(registry: Registry, name: str) -> Look | None:

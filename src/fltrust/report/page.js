@@ -320,7 +320,10 @@
     (host.dataset.trust ? drawTrust : drawFigure)(host);
     await new Promise((next) => setTimeout(next));
   }
+  for (const host of document.querySelectorAll("[data-sweep]")) showSweep(host, data.sweep, open);
   for (const host of document.querySelectorAll("[data-shown]")) showRuns(host, data.cells[Number(host.dataset.shown)]);
+
+  marked(document);
 
   // ---------------------------------------------------------------- where one is
 

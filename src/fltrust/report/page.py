@@ -10,10 +10,8 @@ from importlib.resources import files
 from string import Template
 from xml.etree.ElementTree import Element
 
-from fltrust.audit import Audit
 from fltrust.paper import EXHIBITS, Exhibit
 from fltrust.paper.exhibit import ATTACKS as ATTACK_NAMES
-from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import LOOSE, STRICT, Judged, Tally, tally
 from fltrust.report.checks import check_keys, checks_section
 from fltrust.report.embed import Embedded
@@ -22,19 +20,22 @@ from fltrust.report.layout import grids, telling
 from fltrust.report.league import league_section
 from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag, text_of
+from fltrust.report.reading import Found
 from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_of, run_list, trust_section
 from fltrust.report.standings import Standings
-from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name, plural
-from fltrust.store.results import Curves, Federation, Result, Results, first_seed
+from fltrust.report.survival import Board
+from fltrust.report.sweep import facts, headline, leftovers_section, numbers_section, survival_section
+from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name_of, plural
+from fltrust.store.results import Curves, Result, Results, first_seed
 from fltrust.version import __version__
 
 EXACT = ATTACK_NAMES["optimal-adaptive"]
 PRINTED = ("methods", "variants", "root-bias")  # the paper's own tables, whose numbers can be compared one by one
 
 
-def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results, tables: Sequence[Standings] = ()) -> str:
+def reproduction_page(judged: dict[Exhibit, list[Judged]], found: Found, tables: Sequence[Standings] = ()) -> str:
     """The paper's tables and figures beside its numbers, and the league if it is given."""
-    embedded = Embedded()
+    embedded, results = Embedded(), found.results
     sections: list[tuple[str, str, Element]] = []  # id, short name, content
     if tables:
         sections.append(("league", "League", league_section(embedded, tables)))
@@ -53,30 +54,56 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], results: Results, tab
     shown_above = in_tables | in_pairs | check_keys(results)
     if others := [one for one in results.all() if one.run.key not in shown_above]:
         sections.append(("others", "Other runs", run_list(embedded, "Other runs", "They stand in no table or figure.", others)))
+    if (left := _leftovers(embedded, found, None)) is not None:
+        sections.append(("leftovers", "Not in the tables", left))
     header = tag("header", *_masthead(bool(tables)), _facts(judged, results), _legend(), _overview(judged, tables))
     return _html("FLTrust, reproduced", header, sections, embedded)
 
 
-def runs_page(results: Sequence[Curves], judged: dict[Exhibit, list[Judged]], audits: Sequence[Audit | None] = ()) -> str:
-    """A page of a few runs, side by side and each with its pictures in full; federations with their audits."""
+def runs_page(found: Found, boards: Sequence[Board], threshold: float) -> str:
+    """What a sweep, or a user's own runs, show: first what each rule survives, last what stands in no table."""
     embedded = Embedded()
-    audits = audits or [None] * len(results)
-    results = [one if audit is None else named(one, audit) for one, audit in zip(results, audits, strict=True)]
-    found = Results(one for one in results if isinstance(one, Result))
-    sections = [(exhibit.name, exhibit.title, exhibit_section(embedded, exhibit, cells, found)) for exhibit, cells in judged.items()]
-    if len(results) > 1:
-        sections.append(("all", "All runs", run_list(embedded, "All runs", "A click on one shows it alone.", results)))
-    for place, (one, audit) in enumerate(zip(results, audits, strict=True)):
-        number = embedded.open(name(one), [_state(one)], (one,))
-        run = one.run
-        short = name(one) if isinstance(run, Federation) else f"{RULES.name_of(run.rule)}, {ATTACKS.name_of(run.attack)}, seed {run.seed}"
-        sections.append((f"run-{place}", short, tag("section", tag("h2", name(one)), *audit_part(audit), tag("div", data_shown=number))))
+    sections: list[tuple[str, str, Element]] = []
+    single = _only_run(found)
+    if boards and single is None:
+        sections.append(("survival", "What each rule survives", survival_section(embedded, boards, threshold)))
+        sections.append(("numbers", "All numbers", numbers_section()))
+    if single is not None:
+        number = embedded.open(name_of(single.run), [_state(single)], (single,))
+        sections.append(("run", "The run", tag("section", tag("h2", name_of(single.run)), tag("div", data_shown=number))))
+    for place, (one, audit) in enumerate(found.federations):
+        federation = named(one, audit)
+        shown = tag("div", data_shown=embedded.open(name_of(one.run), [_state(one)], (federation,)))
+        section = tag("section", tag("h2", name_of(one.run)), *audit_part(audit), shown)
+        sections.append((f"federation-{place}", name_of(one.run), section))
+    if (left := _leftovers(embedded, found, single)) is not None:
+        sections.append(("leftovers", "Not in the tables", left))
+    answer = next((said for board in boards if (said := headline(board, threshold))), "") if single is None else ""
+    many = len(found.results.all()) + len(found.federations) + (0 if boards else len(found.unfinished))
+    title = (
+        "How many malicious clients does each rule survive?"
+        if answer
+        else "What happened in " + ("this run" if many == 1 else f"these {many:,} runs")
+    )
     header = tag(
         "header",
-        tag("p", "fltrust run", class_="kicker"),
-        tag("h1", "What happened in " + ("this run" if len(results) == 1 else f"these {len(results)} runs")),
+        tag("p", "fltrust report", class_="kicker"),
+        tag("h1", title),
+        tag("p", answer, class_="lede") if answer else None,
+        facts(boards) if boards and single is None else None,
     )
     return _html("FLTrust runs", header, sections, embedded)
+
+
+def _only_run(found: Found) -> Result | None:
+    """A run that is alone is shown in full, finished or not."""
+    every = [*found.results.all(), *found.unfinished]
+    return every[0] if len(every) == 1 and not found.federations and isinstance(every[0], Result) else None
+
+
+def _leftovers(embedded: Embedded, found: Found, shown: Curves | None) -> Element | None:
+    unfinished = [(name_of(one.run), _state(one), one) for one in found.unfinished if one is not shown]
+    return leftovers_section(embedded, found.problems, unfinished) if unfinished or found.problems else None
 
 
 def _state(result: Curves) -> str:
@@ -103,7 +130,7 @@ def _html(title: str, header: Element, sections: Sequence[tuple[str, str, Elemen
             aria_label="Runs",
         ),
     )
-    script = "\n" + _asset("plot.js") + _asset("page.js")
+    script = "\n" + _asset("plot.js") + _asset("sweep.js") + _asset("page.js")
     return Template(_asset("page.html")).substitute(
         hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),  # no other script may run
         title=title,

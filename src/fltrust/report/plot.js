@@ -40,6 +40,7 @@ const SHAPES = {
   v: "M0,4.2L3.9,-3H-3.9z",
   D: "M0,-4.2L4.2,0L0,4.2L-4.2,0z",
   X: "M-3.6,-2L-2,-3.6L0,-1.6L2,-3.6L3.6,-2L1.6,0L3.6,2L2,3.6L0,1.6L-2,3.6L-3.6,2L-1.6,0z",
+  P: "M-1.2,-3.8h2.4v2.6h2.6v2.4h-2.6v2.6h-2.4v-2.6h-2.6v-2.4h2.6z",
   "*": "M0,-5.2L1.4,-1.7L5.1,-1.6L2.2,0.7L3.2,4.3L0,2.2L-3.2,4.3L-2.2,0.7L-5.1,-1.6L-1.4,-1.7z",
 };
 
@@ -63,6 +64,22 @@ function responsive(host, draw) {
     const now = Math.floor(host.clientWidth);
     if (now && now !== width) draw((width = now));
   }).observe(host);
+}
+
+// Tables that are wider than their place say so, and fade where they go on.
+function marked(root) {
+  for (const box of root.querySelectorAll(".scroll:not([data-marked])")) {
+    box.dataset.marked = "";
+    const hint = make("p", { class: "sideways", hidden: "" }, "Scroll the table sideways to see all columns →");
+    box.before(hint);
+    const look = () => {
+      const over = box.scrollWidth - box.clientWidth;
+      hint.hidden = over <= 1;
+      box.classList.toggle("goes-on", over - box.scrollLeft > 1);
+    };
+    box.addEventListener("scroll", look, { passive: true });
+    new ResizeObserver(look).observe(box);
+  }
 }
 
 // lines: [{name, colour, marker, dashed, faint, points: [{x, y, spread, n, open}]}]; a band instead of bars where `band`.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fltrust.errors import InputError
-from fltrust.experiment import PARTS, Experiment, from_dict
+from fltrust.experiment import PARTS, Experiment, from_declaration, from_dict
 from fltrust.flower.verdicts import plain
 from fltrust.league import Cell as LeagueCell
 from fltrust.options import words
@@ -26,6 +26,8 @@ def run_command(run: Experiment) -> str:
 
 
 def _command(run: Experiment) -> str:
+    if run.dataset not in DATASETS:
+        return _in_full(run)
     rule, attack = RULES.name_of(run.rule), ATTACKS.name_of(run.attack)
     changed = changes(run)
     options = {field: value for field, value in changed.items() if field not in PARTS and value is not None}
@@ -41,6 +43,16 @@ def _command(run: Experiment) -> str:
         f"{field} = {_toml(value)}\n" for field, value in {"dataset": run.dataset, **parts, **changed}.items() if value is not None
     )
     if from_dict(tomllib.loads(toml)) == run:
+        return f"# experiment.toml\n{toml}\nfltrust run experiment.toml"
+    return "# this experiment exists in Python only: its result file declares it"
+
+
+def _in_full(run: Experiment) -> str:
+    """On one's own data. They are not loaded, which would run their file: every field is written, and checked without them."""
+    declared = run.to_dict()
+    toml = "".join(f"{field} = {_toml(value)}\n" for field, value in declared.items() if value is not None)
+    unsaid = {field: None for field, value in declared.items() if value is None}
+    if from_declaration({**tomllib.loads(toml), **unsaid}) == run:
         return f"# experiment.toml\n{toml}\nfltrust run experiment.toml"
     return "# this experiment exists in Python only: its result file declares it"
 
@@ -63,7 +75,7 @@ _LIMITS = ("most_bytes", "most_value", "most_examples", "take_buffers", "least_n
 
 
 def named(run: Experiment, fields: Mapping[str, Any]) -> Experiment | None:
-    """What the names of a run's data set, rule and attack declare together with these fields; None where a rule must be told more."""
+    """What the names of a run's data set, rule and attack declare with these fields; None if a rule must be told more."""
     try:
         return Experiment.on(run.dataset, RULES.name_of(run.rule), ATTACKS.name_of(run.attack), **fields)
     except InputError:
@@ -73,8 +85,6 @@ def named(run: Experiment, fields: Mapping[str, Any]) -> Experiment | None:
 def changes(run: Experiment) -> dict[str, Any]:
     """The fields that differ from the paper's experiment."""
     ours = run.to_dict()
-    if run.dataset not in DATASETS:  # a plug-in's, which is not loaded: nothing is usual there
-        return {field: value for field, value in ours.items() if field not in ("dataset", "rule", "attack")}
     changed: dict[str, Any] = {}
     for field in ("num_clients", "malicious", "clients_per_round"):  # first, since each decides the default of the next
         if _usual(run.dataset, run.rule, run.attack, *changed.items())[field] != ours[field]:

@@ -12,7 +12,7 @@ from fltrust.report.embed import Embedded
 from fltrust.report.layout import Grid, better_listed, grids
 from fltrust.report.looks import look_of
 from fltrust.report.markup import tag
-from fltrust.report.words import mark, name, plural, printed, seeds, signed, with_unit
+from fltrust.report.words import mark, name_of, plural, printed, seeds, signed, with_unit
 from fltrust.store.results import Curves, Federation, Result, Results
 
 
@@ -230,11 +230,13 @@ def arithmetic_section(embedded: Embedded, pairs: Sequence[tuple[Result, Result]
     head = [sorter("run", left=True), *map(sorter, ("more exact", "faster", "difference", "seconds"))]
     rows = []
     for place, (exact, fast) in enumerate(pairs):
-        number = embedded.open(name(exact), [f"The same experiment in {exact.run.precision} and in {fast.run.precision}."], (exact, fast))
+        number = embedded.open(
+            name_of(exact.run), [f"The same experiment in {exact.run.precision} and in {fast.run.precision}."], (exact, fast)
+        )
         seconds = [f"{one.seconds:.0f}" if one.seconds is not None else "?" for one in (exact, fast)]
         rows.append(
             [
-                tag("th", tag("button", name(exact), type="button", data_cell=number, class_="link"), scope="row", data_sort=place),
+                tag("th", tag("button", name_of(exact.run), type="button", data_cell=number, class_="link"), scope="row", data_sort=place),
                 *map(_figures, (exact, fast)),
                 tag("td", signed(fast.error - exact.error, 4), class_="change", data_sort=round(fast.error - exact.error, 6)),
                 tag("td", " → ".join(seconds), class_="change", data_sort=fast.seconds),
@@ -253,10 +255,10 @@ def run_list(embedded: Embedded, heading: str, said: str, results: Sequence[Curv
     head = [sorter("run", left=True), sorter("error"), sorter("seconds"), tag("th", "hardware", scope="col", class_="left")]
     rows = []
     for place, one in enumerate(results):
-        number = embedded.open(name(one), [], (one,))
+        number = embedded.open(name_of(one.run), [], (one,))
         rows.append(
             [
-                tag("th", tag("button", name(one), type="button", data_cell=number, class_="link"), scope="row", data_sort=place),
+                tag("th", tag("button", name_of(one.run), type="button", data_cell=number, class_="link"), scope="row", data_sort=place),
                 _figures(one),
                 tag("td", "" if one.seconds is None else f"{one.seconds:.1f}", class_="change", data_sort=one.seconds),
                 tag("td", str(one.about["hardware"]), class_="words"),

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from fltrust.experiment import Experiment
 from fltrust.paper import Cell, Exhibit
 from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import Judged, Number
-from fltrust.store.results import Curves, Federation, Result
+from fltrust.store.results import Federation, Result
 
 MARKS = {"agrees": "✓", "only by spread": "≈", "differs": "≠", "no number": "·", "not run": ""}
 
@@ -50,9 +51,8 @@ def seeds(counts: Iterable[int]) -> str:
     return "n = " + ", ".join(f"{many} ({plural(cells, 'cell')})" for many, cells in kinds) + " seeds"
 
 
-def name(result: Curves) -> str:
+def name_of(run: Experiment | Federation) -> str:
     """Of a run that is not in a table."""
-    run = result.run
     if isinstance(run, Federation):
         return f"federation of {plural(run.num_clients, 'node')}, {RULES.name_of(run.rule)}"
     who = f"{run.malicious} of {run.num_clients} malicious"
@@ -76,13 +76,13 @@ def printed(cell: Cell) -> str:
     return f"{cell.paper.error:.2f}" + ("" if cell.paper.success is None else f" / {cell.paper.success:.2f}")
 
 
-def sentences(one: Judged, *, beside_the_paper: bool) -> list[str]:
+def sentences(one: Judged) -> list[str]:
     """What a cell says, in full."""
     if not one.results:
         return [one.missing.capitalize() + "." + (f" The paper prints {printed(one.cell)}." if one.cell.paper else "")]
-    said = [sentence("Error", one.error, beside_the_paper=beside_the_paper)]
+    said = [sentence("Error", one.error, beside_the_paper=True)]
     if one.success and one.success.ours:
-        said.append(sentence("Backdoor success", one.success, beside_the_paper=beside_the_paper))
+        said.append(sentence("Backdoor success", one.success, beside_the_paper=True))
     return said
 
 

@@ -1,0 +1,150 @@
+"""What there is to report on: finished runs, unfinished ones, federations, and whatever could not be read, which stops nothing else."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+from fltrust.audit import Audit
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.report.words import name_of
+from fltrust.store import results
+from fltrust.store.files import read_json
+from fltrust.store.results import Curves, Federation, Result, Results
+
+SWEEP = "sweep.json"  # in the folder of a sweep: what it planned and what it left out
+UNFINISHED = ".unfinished"  # there too: run directories of runs that are under way, or were cut off
+
+Kind = Literal["run", "runs", "sweep", "results"]
+Read = TypeVar("Read")
+
+
+class Problem(NamedTuple):
+    """Something that stands in no table, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass
+class Found:
+    """What some folders hold."""
+
+    results: Results = field(default_factory=Results)  # of finished runs
+    unfinished: list[Curves] = field(default_factory=list)
+    federations: list[tuple[Curves, Audit]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.results.all() or self.unfinished or self.federations)
+
+
+def kind_of(source: Path) -> Kind:
+    if not source.exists():
+        raise InputError(f"there is no folder {source}")
+    if not source.is_dir():
+        raise InputError(f"{source} is a file, not a folder of results or of runs")
+    if (source / "experiment.json").exists():
+        return "run"
+    if (source / SWEEP).exists():
+        return "sweep"
+    if any(_result_files(source)):
+        return "results"
+    if _run_directories(source):
+        return "runs"
+    raise InputError(f"{source} holds no run and no result: make some with 'fltrust run', 'fltrust sweep' or 'fltrust reproduce'")
+
+
+def read(sources: Sequence[Path]) -> Found:
+    """All that the folders hold; each run once, however often it is named."""
+    found = Found()
+    directories: dict[Path, Path] = {}
+    for source in sources:
+        kind = kind_of(source)
+        inside = [source] if kind == "run" else _run_directories(source) if kind == "runs" else _run_directories(source / UNFINISHED)
+        directories |= {run.resolve(): run for run in inside}
+        if kind in ("sweep", "results"):
+            _collect(found, _result_files(source), lambda path: results.from_json(read_json(path), path))
+    _collect(found, directories.values(), results.distil)
+    for source in sources:
+        if (source / SWEEP).exists():
+            _add_plan(found, source / SWEEP)
+    return found
+
+
+def _result_files(folder: Path) -> Iterator[Path]:
+    return iter(sorted(folder.glob("*/*-????????????????.json")))
+
+
+def _run_directories(folder: Path) -> list[Path]:
+    return sorted({file.parent for name in ("experiment.json", "records.jsonl") for file in folder.glob(f"*/{name}")})
+
+
+def _collect(found: Found, paths: Iterable[Path], reads: Callable[[Path], Curves]) -> None:
+    for path in paths:
+        try:
+            one = sound(reads(path), path)
+            audit = Audit(path) if isinstance(one.run, Federation) else None
+        except (InputError, OSError, MemoryError, OverflowError) as problem:  # a hostile file may declare a billion clients
+            found.problems.append(
+                Problem(str(path), str(problem).removeprefix(f"{path}: ").removeprefix(f"{path} ") or type(problem).__name__)
+            )
+            continue
+        if audit is not None:
+            found.federations.append((one, audit))
+        elif isinstance(one, Result) and one.rounds[-1] == one.run.rounds:
+            found.results.add(one)
+        else:
+            found.unfinished.append(one)
+
+
+def sound(result: Curves, source: Path) -> Curves:
+    """The result, if its numbers are numbers: a picture of anything else would be wrong."""
+    shares = [*result.train_error, *result.test_error, *(result.success or ())]
+    if not all(isinstance(value, int | float) and 0 <= value <= 1 for value in shares):
+        raise InputError(f"{source} is no result of a run: an error is no number from 0 to 1")
+    if not all(isinstance(t, int) for t in (*result.rounds, *result.trust_rounds)):
+        raise InputError(f"{source} is no result of a run: a round is no whole number")
+    if any(len(row) != result.run.num_clients for row in result.trust):
+        raise InputError(f"{source} is no result of a run: it does not have the trust of {result.run.num_clients} clients")
+    if result.seconds is not None and not (isinstance(result.seconds, int | float) and 0 <= result.seconds < math.inf):
+        raise InputError(f"{source} is no result of a run: it took {result.seconds!r} seconds")
+    return result
+
+
+# ---------------------------------------------------------------- what a sweep planned
+
+
+def same_question(run: Experiment) -> str:
+    """The key of a run, whatever its arithmetic."""
+    return replace(run, precision="float32").key
+
+
+def planned(runs: Iterable[Experiment]) -> dict[str, str]:
+    return {same_question(run): name_of(run) for run in runs}
+
+
+def read_plan(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The planned runs by key, and what was left out and why."""
+    content = read_json(path)
+    plans = [content.get(name) for name in ("planned", "left_out")]
+    for plan in plans:
+        if not isinstance(plan, Mapping) or not all(isinstance(value, str) for value in plan.values()):
+            raise InputError(f"{path} declares no sweep")
+    return dict(plans[0] or {}), dict(plans[1] or {})
+
+
+def _add_plan(found: Found, path: Path) -> None:
+    try:
+        runs, left_out = read_plan(path)
+    except InputError as problem:
+        found.problems.append(Problem(str(path), str(problem)))
+        return
+    here = {same_question(one.run) for one in (*found.results.all(), *found.unfinished) if isinstance(one.run, Experiment)}
+    found.problems += [
+        Problem(what, "not run, or failed: the same sweep command tries it again") for key, what in runs.items() if key not in here
+    ]
+    found.problems += [Problem(what, f"left out: {why}") for what, why in left_out.items()]
