@@ -13,6 +13,7 @@ from fltrust.league.plan import IMPOSSIBLE
 from fltrust.paper import EXHIBITS
 from fltrust.report.agreement import judge
 from fltrust.report.page import reproduction_page
+from fltrust.report.reading import Found
 from fltrust.report.standings import Standings, whole_league
 from fltrust.store.results import Results
 
@@ -39,7 +40,8 @@ def tables() -> Iterator[list[Standings]]:
 def page(tables: list[Standings], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "index.html"
     found = Results(one for table in tables for one in table.results)
-    path.write_text(reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, found, tables), encoding="utf-8")
+    judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
+    path.write_text(reproduction_page(judged, Found(found), tables), encoding="utf-8")
     return path
 
 

@@ -19,14 +19,13 @@ from fltrust.cli import app
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import EXHIBITS, Cell, Figures
-from fltrust.paper.exhibit import ABLATIONS, declared
-from fltrust.paper.exhibit import RULES as PAPERS_RULES
+from fltrust.paper.exhibit import declared
 from fltrust.paper.plan import plan
-from fltrust.report import build, figures, tables
+from fltrust.report import build, tables
 from fltrust.report.agreement import Number, _judged, judge, tally
-from fltrust.report.layout import side_by_side
 from fltrust.report.looks import look_of
-from fltrust.report.page import reproduction_page, runs_page
+from fltrust.report.page import reproduction_page
+from fltrust.report.reading import Found
 from fltrust.report.repeat import reproduce_command, run_command
 from fltrust.report.sections import pairs_of
 from fltrust.store import results
@@ -254,7 +253,7 @@ def test_a_report_is_a_page_figures_and_tables(tmp_path: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["methods", "Table", "III", "210", "3", "2", "of", "2", "1", "of", "1"] in rows
     assert "seen/index.html" in done.stdout
-    files = {str(path.relative_to(tmp_path / "seen")) for path in (tmp_path / "seen").rglob("*") if path.is_file()}
+    files = {str(path.relative_to(tmp_path / "seen")) for path in (tmp_path / "seen").rglob("*") if path.is_file()} - {"report.json"}
     pictures = {"convergence", "root-size", "clients", "malicious", "adaptive", "trust-mnist-0.5"}
     assert files == {
         "index.html",
@@ -278,11 +277,11 @@ def test_run_directories_get_a_page_of_their_own(tmp_path: Path) -> None:
     assert fltrust("run", *short, "--attack", "scaling", "--out", "one", cwd=tmp_path).returncode == 0
     done = fltrust("report", "one", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [str(path.relative_to(tmp_path / "report")) for path in (tmp_path / "report").rglob("*")] == ["index.html"]
+    assert sorted(str(path.relative_to(tmp_path / "report")) for path in (tmp_path / "report").rglob("*")) == ["index.html", "report.json"]
     assert "mnist-5k, fltrust, attack scaling" in (tmp_path / "report" / "index.html").read_text()
     mixed = fltrust("report", "one", "report", cwd=tmp_path)
     assert (mixed.returncode, mixed.stderr.count("\n")) == (2, 1)
-    assert "report is no run directory" in mixed.stderr
+    assert "report holds no run and no result" in mixed.stderr
     file = tmp_path / "one" / "records.jsonl"
     whole = file.read_text()
     for was, now in (
@@ -297,62 +296,28 @@ def test_run_directories_get_a_page_of_their_own(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), (was, now, done.stderr)
 
 
-def test_runs_of_ones_own_stand_side_by_side() -> None:
-    def own(rule: str, attack: str, error: float, **changes: Any) -> Result:
-        run = Experiment.on("mnist-5k", rule, attack, **changes)
-        return made_up(run, error=error, seed=run.seed)
-
-    some = [own(rule, "trim", 0.1 + 0.02 * seed, seed=seed) for rule in ("fltrust", "krum") for seed in (0, 1)]
-    some += [own("fltrust", {"name": "trim", "reach": 3.0}, 0.3), own("fltrust", "none", 0.05), own("fltrust-norelu", "none", 0.06)]
-    some += [own("krum", "none", 0.01 * malicious, malicious=malicious) for malicious in (4, 6)]  # Krum is told
-    some += [own("fltrust", {"name": "adaptive", "rounds": steps}, 0.001 * steps) for steps in (3, 50)]  # not the experiment's rounds
-    found = Results(some)
-    table, curves = side_by_side(found)
-    text = tables.markdown(table, judge(table, found))
-    assert "| attack | krum | fltrust | fltrust-norelu |" in text
-    assert "| none | 0.040, n = 1 | 0.050, n = 1 | 0.060, n = 1 |" in text
-    assert "| none, malicious 6 | 0.060, n = 1 |  |  |" in text
-    assert "| adaptive, rounds 3 |  | 0.003, n = 1 |  |" in text
-    assert "| adaptive, rounds 50 |  | 0.050, n = 1 |  |" in text
-    assert "| trim | 0.110 ± 0.014, n = 2 | 0.110 ± 0.014, n = 2 |  |" in text
-    assert "| trim, reach 3.0 |  | 0.300, n = 1 |  |" in text
-    assert [cell.page for cell in curves.cells if cell.column == "krum"] == [
-        "mnist-5k, none",
-        "mnist-5k, none, malicious 6",
-        "mnist-5k, trim",
-    ]
-    page = runs_page(some, {exhibit: judge(exhibit, found) for exhibit in (table, curves)})
-    assert page.count("<h2>") == 3 + len(some)
-    compared = {**PAPERS_RULES, **ABLATIONS, "centred-clipping": "", "foolsgold": ""}  # as many as there are looks: more would repeat them
-    variants = Results(made_up(Experiment.on("har", rule)) for rule in compared)
-    _, rules = side_by_side(variants)
-    assert len({look_of(rules, cell)._replace(marker="") for cell in rules.cells}) == len(compared)
-    files = figures.draw({curves: judge(curves, found)}, found)
-    assert files["figures/curves.png"].startswith(b"\x89PNG")
-
-
 def test_a_folder_of_runs_is_all_of_them(tmp_path: Path) -> None:
     short = ["--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1", "--batch-size", "4", "--device", "cpu"]
     for seed in ("0", "1"):
         assert fltrust("run", *short, "--seed", seed, cwd=tmp_path).returncode == 0
+    (tmp_path / "runs" / "foreign").mkdir()
+    (tmp_path / "runs" / "foreign" / "experiment.json").write_text("{}")
     done = fltrust("report", "runs", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "What the paper says" not in (tmp_path / "report" / "index.html").read_text()
-    assert "over seeds. n = 2 seeds." in (tmp_path / "report" / "tables" / "runs.md").read_text()
-    assert "% \\usepackage{booktabs" in (tmp_path / "report" / "tables" / "runs.tex").read_text()
-    rounds = [
-        line.split(" | ")[0]
-        for line in (tmp_path / "report" / "tables" / "curves.md").read_text().splitlines()
-        if line.startswith("| ") and " ± " in line
-    ]
-    assert rounds == ["| 1", "| 2"]
+    assert "1 run in no table" in done.stdout
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "What the paper says" not in page
+    assert "runs/foreign" in page
+    lines = (tmp_path / "report" / "tables" / "numbers.csv").read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("mnist-5k,,fltrust,none,20,4,2,0.")
 
 
 def test_the_first_screen_counts_a_run_once_and_says_what_the_exact_attack_does() -> None:
     errors = {("none", 20): 0.05, ("optimal-adaptive", 10): 0.2, ("optimal-adaptive", 40): 0.5}
     runs = {(attack, share): declared("mnist-0.5", "fltrust", attack, malicious=share) for attack, share in errors}
     found = Results(made_up(run, error=errors[place]) for place, run in runs.items())
-    page = reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, found)
+    page = reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, Found(found))
     assert "multiplies FLTrust's error by 4.0 on MNIST-0.5, with 10 % malicious clients." in page
     assert "<b>1 of 1</b> <span>agree</span>" in page  # FLTrust without attack stands in three tables
 
@@ -378,7 +343,7 @@ def test_an_old_report_stays_whole_when_a_new_one_fails(tmp_path: Path, monkeypa
     monkeypatch.setattr("fltrust.report.figures.draw", fail)
     with pytest.raises(OSError, match="no space"):
         build([folder], out)
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "report.json"} == before
 
 
 def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -414,13 +379,60 @@ def test_a_damaged_result_is_named(tmp_path: Path, hurt: Callable[[Path], object
     assert not (tmp_path / "out").exists()
 
 
+def test_a_damaged_result_among_many_stops_nothing(tmp_path: Path) -> None:
+    folder = a_few(tmp_path)
+    other = results.write(made_up(cell_of("methods", "HAR", "Trim attack", "FLTrust").run), folder)
+    other.write_text("<b>no result</b>")
+    made = build([folder], tmp_path / "out")
+    assert len(made.found.results.all()) == 6
+    assert [problem.what for problem in made.found.problems] == [str(other)]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Not in the tables" in page
+    assert str(other) in page
+    assert "<b>no result" not in page
+
+
+def test_a_folder_holds_one_report_and_nothing_else_is_removed(tmp_path: Path) -> None:
+    folder, out = a_few(tmp_path), tmp_path / "out"
+    paper = {path.name for path in build([folder], out).files}
+    (out / "tables" / "mine.md").write_text("a user's own")
+    runs = [Experiment.on("mnist-5k", rule, "trim") for rule in ("fedavg", "krum")]
+    sweep = written(tmp_path / "sweep", *map(made_up, runs))
+    (sweep / "sweep.json").write_text('{"planned": {}, "left_out": {}}')
+    own = {path.name for path in build([sweep], out).files}
+    assert "methods.md" in paper - own
+    here = {path.name for path in out.rglob("*") if path.is_file()}
+    assert here == own | {"report.json", "mine.md"}
+
+
+def test_a_folder_with_another_page_is_refused(tmp_path: Path) -> None:
+    folder, out = a_few(tmp_path), tmp_path / "site"
+    out.mkdir()
+    (out / "index.html").write_text("my home page")
+    with pytest.raises(InputError, match="choose another --out"):
+        build([folder], out)
+    assert [path.read_text() for path in out.iterdir()] == ["my home page"]
+
+
+def test_a_forged_list_of_files_removes_nothing_else(tmp_path: Path) -> None:
+    folder, out = a_few(tmp_path), tmp_path / "out"
+    build([folder], out)
+    (tmp_path / "precious.md").write_text("keep")
+    (out / "notes.md").write_text("keep")
+    names = ["../precious.md", str(tmp_path / "precious.md"), "tables/../notes.md", "notes.md", "figures/../../precious.md", 3]
+    (out / "report.json").write_text(json.dumps({"files": names}))
+    build([folder], out)
+    assert (tmp_path / "precious.md").exists()
+    assert (out / "notes.md").exists()
+
+
 def test_no_results_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for folder in ("results", "empty"):
+    (tmp_path / "file").write_text("")
+    for folder, said in (("results", "there is no folder results"), ("empty", "empty holds no run and no result"), ("file", "is a file")):
         done = fltrust("report", folder, cwd=tmp_path)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert folder in done.stderr
-        assert "fltrust reproduce" in done.stderr
+        assert said in done.stderr
     assert not (tmp_path / "report").exists()
 
 

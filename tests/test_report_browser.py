@@ -12,6 +12,7 @@ from made_up import made_up
 from fltrust.paper import EXHIBITS
 from fltrust.report.agreement import judge
 from fltrust.report.page import reproduction_page, runs_page
+from fltrust.report.reading import Found
 from fltrust.store.results import Result, Results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -27,7 +28,7 @@ def write(page: str, path: Path) -> Path:
 
 def reproduction(results: list[Result]) -> str:
     found = Results(results)
-    return reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, found)
+    return reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, Found(found))
 
 
 @pytest.fixture(scope="module")
@@ -247,26 +248,39 @@ def test_a_script_that_is_not_the_pages_own_is_refused(browser: Browser) -> None
     browser.errors.clear()
 
 
-def test_single_runs_are_shown_in_full(browser: Browser, tmp_path: Path) -> None:
+def test_a_run_that_is_alone_is_shown_in_full_also_if_unfinished(browser: Browser, tmp_path: Path) -> None:
     run = next(cell.run for cell in EXHIBITS["methods"].cells if cell.row == "Scaling attack" and cell.column == "FLTrust")
-    whole = made_up(run)
+    whole = made_up(run, hardware=HOSTILE)
     cut = 10
     unfinished = dataclasses.replace(
-        made_up(run, seed=1, hardware=HOSTILE),
+        whole,
         rounds=whole.rounds[:cut],
         train_error=whole.train_error[:cut],
         test_error=whole.test_error[:cut],
         success=(whole.success or ())[:cut],
         seconds=None,
     )
-    browser.open(write(runs_page([whole, unfinished], {}), tmp_path / "runs.html"))
-    browser.wait("document.querySelectorAll('#run-1 .pixels').length === 2")
-    assert browser.run("document.querySelectorAll('#run-0 .curve').length") == 5  # test, training, backdoor, trust of two
-    assert "This run is not finished: it will have 2,000 rounds." in browser.run("document.querySelector('#run-1').innerText")
-    assert browser.run("document.querySelectorAll('#all tbody tr').length") == 2
+    browser.open(write(runs_page(Found(unfinished=[(Path("one"), unfinished)]), [], 0.05), tmp_path / "runs.html"))
+    browser.wait("document.querySelectorAll('#run .pixels').length === 2")
+    assert browser.run("document.querySelectorAll('#run .curve').length") == 5  # test, training, backdoor, trust of two
+    assert "This run is not finished: it will have 2,000 rounds." in browser.run("document.querySelector('#run').innerText")
+    assert browser.run("document.querySelectorAll('main > section').length") == 1
     browser.resize(390, 844)
     browser.wait("document.documentElement.scrollWidth === 390")
     assert browser.run("typeof window.hacked") == "undefined"
+
+
+def test_wide_tables_say_that_they_scroll_and_table_four_does_not_need_to(browser: Browser, page: Path) -> None:
+    browser.resize(1400, 900)
+    browser.open(page)
+    box = "document.querySelector('#variants .scroll')"
+    browser.wait(f"{box}.scrollWidth <= {box}.clientWidth")
+    assert browser.run(f"{box}.previousElementSibling.hidden") is True
+    browser.resize(390, 844)
+    browser.wait(f"!{box}.previousElementSibling.hidden && {box}.classList.contains('goes-on')")
+    assert "Scroll the table sideways" in browser.run(f"{box}.previousElementSibling.textContent")
+    browser.run(f"{box}.scrollTo(10000, 0)")
+    browser.wait(f"!{box}.classList.contains('goes-on')")
 
 
 def test_the_whole_paper_with_two_seeds_opens(browser: Browser, tmp_path: Path) -> None:

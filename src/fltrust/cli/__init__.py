@@ -3,13 +3,14 @@
 import errno
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from fltrust.cli.data import app as data_app
-from fltrust.cli.options import with_experiment_options
+from fltrust.cli.options import GRID, with_experiment_options
 from fltrust.errors import InputError
 from fltrust.registry import plugin_fault
 from fltrust.version import __version__
@@ -272,25 +273,87 @@ def league(
     )
 
 
+Threshold = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="A rule counts as unharmed while an attack adds at most this to its test error or backdoor success."),
+]
+
+
+@app.command()
+@partial(with_experiment_options, several=GRID)
+def sweep(
+    given: dict[str, Any],
+    config: Annotated[Path | None, typer.Argument(help="A TOML file with the grid. The options override it.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PART.PARAMETER=VALUE,...", help="Values of a parameter of the rule, attack, split or server."),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="INTEGER", help="How many seeds: 0, 1, ... (default: 1).")] = None,
+    task: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION|FOLDER", help="Your own data, not a --dataset.")] = None,
+    threshold: Threshold = 0.05,
+    format: Annotated[str | None, typer.Option(help="Run nothing; print what each rule survives as csv, latex or markdown.")] = None,
+    device: Device = "auto",
+    precision: PrecisionOption = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    plugin: Plugins = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results and the page (default: sweeps/KEY). A sweep resumes and grows there.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """How many malicious clients does each rule survive? Run a grid of experiments, and write a page with the answer.
+
+    Every field takes several values, with commas. If interrupted, the same command resumes. A run that fails stops no other, and a
+    combination that makes no sense is named and left out.
+
+    Examples:
+
+    [bold]fltrust sweep --dataset mnist-5k --rule fltrust,krum --attack trim,alie --malicious 0,1,2,3,4 --seeds 3 --out sweeps/first[/bold]
+
+    [bold]fltrust sweep grid.toml --jobs 2 --dry-run[/bold]
+
+    [bold]fltrust sweep --task my_task.py:build --plugin my_rules.py --rule mine,fltrust --attack trim --malicious 0,2,4[/bold]
+
+    [bold]fltrust sweep --out sweeps/first --format latex > table.tex[/bold]
+    """
+    from fltrust.cli.many import How
+    from fltrust.cli.sweep import run_sweep
+
+    if task is not None and "dataset" in given:
+        raise InputError("--task and --dataset both name the data: give one of them")
+    how = How(device, precision, jobs, ray, data_dir, plugin or [], out or Path(), dry_run, reported=False)
+    given |= {name: value for name, value in (("dataset", task), ("seeds", seeds)) if value is not None}
+    run_sweep(config, given, settings or [], named=out is not None, threshold=threshold, format=format, how=how)
+
+
 @app.command()
 def report(
     sources: Annotated[
         list[Path] | None,
-        typer.Argument(help="A folder of results (default: results), or run directories of 'fltrust run', or a folder of them."),
+        typer.Argument(help="A folder of results (default: results), a sweep, run directories of 'fltrust run', or a folder of them."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the page, the figures and the tables.")] = Path("report"),
+    plugin: Plugins = None,
+    threshold: Threshold = 0.05,
 ) -> None:
-    """Turn results into a page for a browser, figures (PNG, PDF) and tables (Markdown, LaTeX): beside the paper's numbers, or side by side.
+    """Turn results into a page for a browser, figures (PNG, PDF) and tables (Markdown, LaTeX).
+
+    The page of a sweep, or of your own runs, says how many malicious clients each rule survives. Results of 'fltrust reproduce' and
+    'fltrust league' stand beside the paper's numbers.
 
     Examples:
 
     [bold]fltrust report[/bold]
 
     [bold]fltrust report runs --out mine[/bold]
+
+    [bold]fltrust report sweeps/first --plugin my_rules.py --threshold 0.02[/bold]
     """
     from fltrust.cli.report import report as write_report
 
-    write_report(sources or [Path("results")], out)
+    write_report(sources or [Path("results")], out, plugin or [], threshold)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The options of `fltrust run`, made from the fields of `Experiment`: a new field is an option without another line."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from types import UnionType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -14,25 +14,33 @@ from fltrust.options import OPTIONS, toml_value
 ALIASES = {"num_clients": "--clients"}
 PANEL = "The experiment. What you leave out is usual for the data set."
 _HINTS = get_type_hints(Experiment)
+GRID = [name for name in FIELDS if name != "precision"]  # the fields of a sweep; the precision is how it is run
 
 
-def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command an option for every field of `Experiment`. Those that a user gave reach it as the mapping `given`."""
+def with_experiment_options(command: Callable[..., None], *, several: Collection[str] | None = None) -> Callable[..., None]:
+    """Gives a command an option for every field of `Experiment`. Those that a user gave reach it as the mapping `given`.
+
+    `several`: fields of a grid, whose options are texts with commas; the command has options of its own for the others.
+    """
+    names = list(FIELDS if several is None else several)
 
     @wraps(command)
     def run(**values: Any) -> None:
-        said = {name: values.pop(name) for name in FIELDS}
-        command(given={name: _read(name, value) for name, value in said.items() if value not in (None, [])}, **values)
+        said = {name: values.pop(name) for name in names}
+        command(given={name: value if several else _read(name, value) for name, value in said.items() if value not in (None, [])}, **values)
 
     own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "given"]
-    made = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name)) for name in FIELDS]
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, several is not None))
+        for name in names
+    ]
     run.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
 
 
-def _annotation(name: str) -> Any:
-    hint, option = _hint(name), OPTIONS[name]
+def _annotation(name: str, several: bool) -> Any:
+    hint, option = str if several else _hint(name), OPTIONS[name]
     names = [f"{option}/--no-{option[2:]}" if hint is bool else option, *([ALIASES[name]] if name in ALIASES else [])]
     kind = hint if hint in (int, float, bool) else list[str] if hint == tuple[str, ...] else str
     help = FIELDS[name].metadata["help"].replace("[", r"\[") + (" May be repeated." if kind == list[str] else "")

@@ -1,17 +1,24 @@
 """`fltrust report`: writes the pages, and says on one screen what they show."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from fltrust.registry import load_plugin
 from fltrust.report import Report, build
 from fltrust.report.agreement import tally
+from fltrust.report.words import plural
 
 
-def report(sources: list[Path], out: Path) -> None:
-    made = build(sources, out)
+def report(sources: list[Path], out: Path, plugins: Sequence[Path], threshold: float) -> None:
+    for plugin in plugins:
+        load_plugin(plugin)
+    made = build(sources, out, threshold)
     screen = Console()
+    if left := len(made.found.problems) + len(made.found.unfinished):
+        screen.print(f"{plural(left, 'run')} in no table (unfinished, damaged or left out): the page lists them last", style="yellow")
     if made.judged:
         screen.print(_summary(made))
         screen.print(

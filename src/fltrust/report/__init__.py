@@ -55,8 +55,8 @@ def readable(sources: Sequence[Path]) -> Found:
 
 def _need_results(found: Found, folder: Path) -> None:
     if not found.results.all():
-        one = found.unfinished[0]
-        raise InputError(f"{folder} holds no finished run: the first ends at round {one.rounds[-1]} of {one.run.rounds}")
+        path, one = found.unfinished[0]
+        raise InputError(f"{folder} holds no finished run: {path} ends at round {one.rounds[-1]} of {one.run.rounds}")
 
 
 def _files(index: str, judged: dict[Exhibit, list[Judged]], found: Results) -> dict[str, bytes]:

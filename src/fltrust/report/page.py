@@ -78,18 +78,14 @@ def runs_page(found: Found, boards: Sequence[Board], threshold: float) -> str:
         sections.append((f"federation-{place}", name_of(one.run), section))
     if (left := _leftovers(embedded, found, single)) is not None:
         sections.append(("leftovers", "Not in the tables", left))
-    answer = next((said for board in boards if (said := headline(board, threshold))), "") if single is None else ""
+    answer = next((said for board in boards if (said := headline(board, threshold))), []) if single is None else []
     many = len(found.results.all()) + len(found.federations) + (0 if boards else len(found.unfinished))
-    title = (
-        "How many malicious clients does each rule survive?"
-        if answer
-        else "What happened in " + ("this run" if many == 1 else f"these {many:,} runs")
-    )
+    happened = "What happened in " + ("this run" if many == 1 else f"these {many:,} runs")
     header = tag(
         "header",
         tag("p", "fltrust report", class_="kicker"),
-        tag("h1", title),
-        tag("p", answer, class_="lede") if answer else None,
+        tag("h1", "How many malicious clients does each rule survive?" if answer else happened),
+        tag("ul", *(tag("li", sentence) for sentence in answer), class_="lede") if answer else None,
         facts(boards) if boards and single is None else None,
     )
     return _html("FLTrust runs", header, sections, embedded)
@@ -97,12 +93,12 @@ def runs_page(found: Found, boards: Sequence[Board], threshold: float) -> str:
 
 def _only_run(found: Found) -> Result | None:
     """A run that is alone is shown in full, finished or not."""
-    every = [*found.results.all(), *found.unfinished]
+    every = [*found.results.all(), *(one for _, one in found.unfinished)]
     return every[0] if len(every) == 1 and not found.federations and isinstance(every[0], Result) else None
 
 
 def _leftovers(embedded: Embedded, found: Found, shown: Curves | None) -> Element | None:
-    unfinished = [(name_of(one.run), _state(one), one) for one in found.unfinished if one is not shown]
+    unfinished = [(f"{name_of(one.run)} ({path})", _state(one), one) for path, one in found.unfinished if one is not shown]
     return leftovers_section(embedded, found.problems, unfinished) if unfinished or found.problems else None
 
 

@@ -33,7 +33,7 @@ class Found:
     """What some folders hold."""
 
     results: Results = field(default_factory=Results)  # of finished runs
-    unfinished: list[Curves] = field(default_factory=list)
+    unfinished: list[tuple[Path, Curves]] = field(default_factory=list)
     federations: list[tuple[Curves, Audit]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -67,11 +67,21 @@ def read(sources: Sequence[Path]) -> Found:
         inside = [source] if kind == "run" else _run_directories(source) if kind == "runs" else _run_directories(source / UNFINISHED)
         directories |= {run.resolve(): run for run in inside}
         if kind in ("sweep", "results"):
-            _collect(found, _result_files(source), lambda path: results.from_json(read_json(path), path))
+            there = results_in(source)
+            found.results = Results((*found.results.all(), *there.results.all()))
+            found.unfinished += there.unfinished
+            found.problems += there.problems
     _collect(found, directories.values(), results.distil)
     for source in sources:
         if (source / SWEEP).exists():
             _add_plan(found, source / SWEEP)
+    return found
+
+
+def results_in(folder: Path) -> Found:
+    """The results of a folder, without what is under way there; none if it is not there yet."""
+    found = Found()
+    _collect(found, _result_files(folder), lambda path: results.from_json(read_json(path), path))
     return found
 
 
@@ -80,7 +90,8 @@ def _result_files(folder: Path) -> Iterator[Path]:
 
 
 def _run_directories(folder: Path) -> list[Path]:
-    return sorted({file.parent for name in ("experiment.json", "records.jsonl") for file in folder.glob(f"*/{name}")})
+    found = {file.parent for name in ("experiment.json", "records.jsonl") for file in folder.glob(f"*/{name}")}
+    return sorted(path for path in found if path.suffix != ".done")  # a finished run's, half removed
 
 
 def _collect(found: Found, paths: Iterable[Path], reads: Callable[[Path], Curves]) -> None:
@@ -98,7 +109,7 @@ def _collect(found: Found, paths: Iterable[Path], reads: Callable[[Path], Curves
         elif isinstance(one, Result) and one.rounds[-1] == one.run.rounds:
             found.results.add(one)
         else:
-            found.unfinished.append(one)
+            found.unfinished.append((path, one))
 
 
 def sound(result: Curves, source: Path) -> Curves:
@@ -143,7 +154,9 @@ def _add_plan(found: Found, path: Path) -> None:
     except InputError as problem:
         found.problems.append(Problem(str(path), str(problem)))
         return
-    here = {same_question(one.run) for one in (*found.results.all(), *found.unfinished) if isinstance(one.run, Experiment)}
+    here = {
+        same_question(one.run) for one in (*found.results.all(), *(one for _, one in found.unfinished)) if isinstance(one.run, Experiment)
+    }
     found.problems += [
         Problem(what, "not run, or failed: the same sweep command tries it again") for key, what in runs.items() if key not in here
     ]

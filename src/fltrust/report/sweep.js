@@ -182,7 +182,7 @@ function showSweep(host, sweep, open) {
         {},
         make("th", { scope: "row" }, make("button", { type: "button", class: "link", "data-cell": at.cell }, rule)),
         make("td", { class: "words" }, attack),
-        make("td", { class: "change" }, `${at.malicious} of ${board.clients}`, make("small", {}, percent(at.malicious, board.clients))),
+        make("td", { class: "change" }, `${at.malicious} of ${board.clients}`, make("small", {}, ` ${percent(at.malicious, board.clients)}`)),
         make("td", { class: "change" }, ...spread(at.error, at.spread, at.n)),
         make("td", { class: `change harm-${level(at.harm)}` }, at.harm === null ? "?" : `${at.harm < 0 ? "−" : "+"}${Math.abs(at.harm).toFixed(3)}${harmed(at.harm) ? " ▲" : ""}`),
         make("td", { class: "change" }, ...(at.success === null ? [""] : spread(at.success, at.successSpread, at.n))),
@@ -194,7 +194,7 @@ function showSweep(host, sweep, open) {
     if (place) head.push(make("th", { scope: "col", class: "left" }, "data set"));
     return [
       make("p", { class: "note" }, `${found.length.toLocaleString("en")} of ${every.length.toLocaleString("en")} numbers. Harm is what the attack adds to the test error, or to the backdoor success if that is more.`),
-      make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "All numbers" }, make("table", { class: "numbers" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body))),
+      make("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "All numbers" }, make("table", { class: "numbers" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body))),
       more(rows.length - body.length, "row", () => (shown.rows += 200), draw),
     ].filter(Boolean);
   }

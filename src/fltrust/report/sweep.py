@@ -24,8 +24,8 @@ def definition(threshold: float) -> str:
     )
 
 
-def headline(board: Board, threshold: float) -> str:
-    """The answer in a sentence."""
+def headline(board: Board, threshold: float) -> list[str]:
+    """The answer, a sentence for each of the first rules."""
     said = []
     for row in board.rows[:NAMED]:
         if not (worst := row.worst(threshold)):
@@ -41,7 +41,7 @@ def headline(board: Board, threshold: float) -> str:
                 f"{row.rule} survives none: {survival.breaks} of {board.num_clients} malicious clients harm it (attack {line.attack})"
             )
     others = sum(row.worst(threshold) is not None for row in board.rows[NAMED:])
-    return ". ".join(said) + ("." if said else "") + (f" {plural(others, 'rule')} more in the table." if others else "")
+    return [*said, *([f"{plural(others, 'rule')} more in the table below"] if others else [])]
 
 
 def facts(boards: Sequence[Board]) -> Element:
@@ -68,7 +68,8 @@ def survival_section(embedded: Embedded, boards: Sequence[Board], threshold: flo
         tag(
             "p",
             definition(threshold),
-            " Darker cells show more harm. Rules are sorted by what they survive of their worst attack. Click a number to see its runs.",
+            " Darker cells show more harm. Rules are sorted by what they survive of their worst attack. A rule that learns nothing "
+            "cannot be harmed, so look at its error without attack too. Click a number to see its runs.",
             class_="claim",
         ),
         tag("div", data_sweep=""),

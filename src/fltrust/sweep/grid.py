@@ -64,7 +64,8 @@ def grid_of(written: Mapping[str, Any], given: Mapping[str, str], settings: Iter
         raise InputError(f"seeds must be a whole number from 1 on, not {seeds!r}")
     for name, several in values.items():
         _check(name, several)
-    return Grid(values, values.pop("seed", None) or tuple(range(seeds or 1)))
+    named = values.pop("seed", ())
+    return Grid(values, named or tuple(range(seeds or 1)))
 
 
 def _listed(name: str, text: str) -> tuple[Any, ...]:

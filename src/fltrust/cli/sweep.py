@@ -1,0 +1,141 @@
+"""`fltrust sweep`: runs a grid of experiments, and says how many malicious clients each rule survives."""
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.codec import canonical, plain, read_toml
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.registry import ATTACKS, RULES, known
+from fltrust.report import build, readable
+from fltrust.report.reading import SWEEP, planned, read_plan, results_in
+from fltrust.report.survival import Board, boards
+from fltrust.report.survival_text import FORMATS, words
+from fltrust.report.tables import mean_and_spread
+from fltrust.report.words import name_of, plural
+from fltrust.store.files import replace
+from fltrust.store.results import Result
+from fltrust.sweep import Grid, LeftOut, Plan, grid_of, plan
+
+FEW = 6  # attacks whose columns fit on a screen
+SHOWN = 3  # data sets and settings
+
+
+def run_sweep(
+    config: Path | None,
+    given: Mapping[str, str],
+    settings: Sequence[str],
+    *,
+    named: bool,
+    threshold: float,
+    format: str | None,
+    how: How,
+) -> None:
+    written = read_toml(config) if config else {}
+    if (precision := written.pop("precision", None)) is not None and how.precision is None:
+        how = dataclasses.replace(how, precision=precision)
+    how.prepare(1)
+    if format is not None:
+        known("format", format, FORMATS)
+        if not named:
+            raise InputError("--format prints what a folder holds: name it with --out")
+        print(FORMATS[format](boards(readable([how.out]).results, threshold), threshold), end="")
+        return
+    grid = grid_of(written, given, settings)
+    if not named:
+        how = dataclasses.replace(how, out=Path("sweeps") / _key(grid))
+    _refuse_others(how.out)
+    whole = plan(grid, how.arithmetic)
+    screen = Console()
+    _say_left_out(screen, whole.left_out)
+    there = results_in(how.out)
+    for problem in there.problems:
+        _say(screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
+    if not how.dry_run:
+        _write_plan(whole, how.out)
+    finished = work_through(screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line)
+    if not how.dry_run and there.results.all():
+        made = build([how.out], how.out / "report", threshold)
+        for board in made.boards[:SHOWN]:
+            _show(screen, board, threshold)
+        _say(screen, f"{made.files[0]}: open it in a browser")
+    if not finished:
+        raise typer.Exit(1)
+
+
+def _key(grid: Grid) -> str:
+    """Names the folder of a sweep that has no --out: the same grid goes on there."""
+    return hashlib.sha256(canonical(plain([sorted(grid.values.items()), grid.seeds])).encode()).hexdigest()[:12]
+
+
+def _refuse_others(out: Path) -> None:
+    """A folder of other results would get this sweep's report."""
+    if out.is_dir() and not (out / SWEEP).exists() and any(out.iterdir()):
+        raise InputError(f"{out} is not empty and holds no sweep: choose another --out")
+
+
+def _write_plan(whole: Plan, out: Path) -> None:
+    """Beside what earlier sweeps planned in this folder."""
+    runs, left_out = read_plan(out / SWEEP) if (out / SWEEP).exists() else ({}, {})
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"planned": runs | planned(whole.runs), "left_out": left_out | dict(whole.left_out)}
+    replace(out / SWEEP, json.dumps(content, indent=1).encode())
+
+
+def _say_left_out(screen: Console, left_out: Sequence[LeftOut]) -> None:
+    for why, times in Counter(one.why for one in left_out).items():
+        first = next(one.what for one in left_out if one.why == why)
+        others = "" if times == 1 else f", and {times - 1} more"
+        _say(screen, f"left out: {first}{others}: {why}", style="yellow")
+
+
+def _say(screen: Console, words: str, style: str | None = None) -> None:
+    screen.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _parts(runs: Sequence[Experiment]) -> dict[tuple[str, str], list[Experiment]]:
+    """The lines of the plan: one for each data set."""
+    of_data: dict[str, list[Experiment]] = {}
+    for run in runs:
+        of_data.setdefault(run.dataset, []).append(run)
+
+    def what(inside: list[Experiment]) -> str:
+        rules, attacks = ({registry.name_of(getattr(run, registry.singular)) for run in inside} for registry in (RULES, ATTACKS))
+        counts = {run.malicious for run in inside}
+        return f"{plural(len(rules), 'rule')}, {plural(len(attacks), 'attack')}, {plural(len(counts), 'number')} of malicious clients"
+
+    return {(dataset, what(inside)): inside for dataset, inside in of_data.items()}
+
+
+def _line(result: Result) -> str:
+    return f"{name_of(result.run)}: {numbers(result.error, result.final_success)}{seconds(result)}"
+
+
+def _show(screen: Console, board: Board, threshold: float) -> None:
+    """What each rule survives, as the first table of the page says it."""
+    if not any(row.worst(threshold) for row in board.rows):
+        return
+    attacks = [attack for attack in board.attacks if any(line.attack == attack and not line.idle for line in board.lines)]
+    attacks = attacks if len(attacks) <= FEW else []
+    title = Text(f"{board.title}: malicious clients survived, of {board.num_clients}")
+    shown = Table(title=title, title_justify="left", box=None, header_style="bold")
+    for name in ("rule", "worst attack", "no attack", *attacks):
+        shown.add_column(Text(name), justify="left" if name == "rule" else "right")
+    for row in board.rows:
+        lines, worst = {line.attack: line for line in row.lines}, row.worst(threshold)
+        least = f"{words(*worst)} ({worst[1].attack})" if worst else ""
+        clean = "" if row.clean is None else mean_and_spread(row.clean.error)
+        cells = [words(line.survival(threshold), line) if (line := lines.get(attack)) else "not run" for attack in attacks]
+        shown.add_row(*map(Text, (row.rule, least, clean, *cells)))
+    screen.print(shown, highlight=False)
+    _say(screen, f"Harmed: test error or backdoor success more than {threshold:g} above that without attack.", style="dim")
