@@ -154,10 +154,8 @@ def _add_plan(found: Found, path: Path) -> None:
     except InputError as problem:
         found.problems.append(Problem(str(path), str(problem)))
         return
-    here = {
-        same_question(one.run) for one in (*found.results.all(), *(one for _, one in found.unfinished)) if isinstance(one.run, Experiment)
-    }
-    found.problems += [
-        Problem(what, "not run, or failed: the same sweep command tries it again") for key, what in runs.items() if key not in here
-    ]
+    begun = [*found.results.all(), *(one for _, one in found.unfinished)]
+    here = {same_question(one.run) for one in begun if isinstance(one.run, Experiment)}
+    again = "not run, or failed: the same sweep command tries it again"
+    found.problems += [Problem(what, again) for key, what in runs.items() if key not in here]
     found.problems += [Problem(what, f"left out: {why}") for what, why in left_out.items()]

@@ -129,9 +129,10 @@ def _change(one: Judged, before: Judged) -> Element:
     return tag("td", *said, class_="change", data_sort=round(change, 6))
 
 
-def _table(label: str, head: Iterable[Element], rows: Iterable[Iterable[Element]]) -> Element:
+def _table(label: str, head: Iterable[Element], rows: Iterable[Iterable[Element]], *, tall: bool = False) -> Element:
+    """A `tall` table scrolls inside itself, so that the page ends somewhere."""
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *(tag("tr", *row) for row in rows)))
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
+    return tag("div", table, class_="scroll tall" if tall else "scroll", tabindex=0, role="region", aria_label=label)
 
 
 def sorter(words: str, left: bool = False) -> Element:
@@ -264,4 +265,4 @@ def run_list(embedded: Embedded, heading: str, said: str, results: Sequence[Curv
                 tag("td", str(one.about["hardware"]), class_="words"),
             ]
         )
-    return tag("section", tag("h2", heading), tag("p", said, class_="claim"), _table(heading, head, rows))
+    return tag("section", tag("h2", heading), tag("p", said, class_="claim"), _table(heading, head, rows, tall=True))

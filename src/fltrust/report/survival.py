@@ -7,6 +7,7 @@ with a result for each seed. Harm is what an attack adds: to the test error of t
 import dataclasses
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,19 +232,22 @@ def _called(registry: Registry, results: Sequence[Result]) -> _Called:
         return places + ([following[id(one)]] if following[id(one)] in telling else [])
 
     found = {identity: one for one in reversed(results) for identity in identities(one)}
+    words = _told_apart({identity: _label(registry, identity, found) for identity in found})
     order = list(registry)
-    ordered = sorted(found, key=lambda identity: (_index(order, identity[0]), identity))
-    words = _told_apart({identity: _label(registry, identity, found) for identity in ordered})
+    names = sorted(words.values(), key=lambda label: (_index(order, label), _natural(label)))
     return _Called(
-        list(words.values()),
-        {words[identity]: one for identity, one in found.items()},
-        lambda one: [words[identity] for identity in identities(one)],
+        names, {words[identity]: one for identity, one in found.items()}, lambda one: [words[place] for place in identities(one)]
     )
 
 
-def _index(order: Sequence[str], name: str) -> int:
-    own = name.partition("+")[0]
+def _index(order: Sequence[str], label: str) -> int:
+    own = re.split(r"[+,]", label)[0]
     return order.index(own) if own in order else len(order)
+
+
+def _natural(label: str) -> list[tuple[int, str]]:
+    """So that 2 comes before 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
 
 
 def _part(registry: Registry, run: Experiment) -> Any:
