@@ -78,14 +78,16 @@ def runs_page(found: Found, boards: Sequence[Board], threshold: float) -> str:
         sections.append((f"federation-{place}", name_of(one.run), section))
     if (left := _leftovers(embedded, found, single)) is not None:
         sections.append(("leftovers", "Not in the tables", left))
-    answer = next((said for board in boards if (said := headline(board, threshold))), []) if single is None else []
+    answers = [(board, said) for board in boards if (said := headline(board, threshold))] if single is None else []
+    where = f"On {answers[0][0].title} (what other data sets and settings show stands below):" if len(boards) > 1 and answers else ""
     many = len(found.results.all()) + len(found.federations) + (0 if boards else len(found.unfinished))
     happened = "What happened in " + ("this run" if many == 1 else f"these {many:,} runs")
     header = tag(
         "header",
         tag("p", "fltrust report", class_="kicker"),
-        tag("h1", "How many malicious clients does each rule survive?" if answer else happened),
-        tag("ul", *(tag("li", sentence) for sentence in answer), class_="lede") if answer else None,
+        tag("h1", "How many malicious clients does each rule survive?" if answers else happened),
+        tag("p", where, class_="claim") if where else None,
+        tag("ul", *(tag("li", sentence) for sentence in answers[0][1]), class_="lede") if answers else None,
         facts(boards) if boards and single is None else None,
     )
     return _html("FLTrust runs", header, sections, embedded)

@@ -247,7 +247,7 @@ def _index(order: Sequence[str], label: str) -> int:
 
 def _natural(label: str) -> list[tuple[int, str]]:
     """So that 2 comes before 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
+    return [(len(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", label)]
 
 
 def _part(registry: Registry, run: Experiment) -> Any:
@@ -294,7 +294,7 @@ def _label(registry: Registry, identity: Identity, found: Mapping[Identity, Resu
             return any(other.get(path) != value for other in alike)
         return value != default
 
-    return ", ".join((name, *(f"{path} {_short(json.loads(value))}" for path, value in written if shown(path, value))))
+    return ", ".join((_short(name), *(f"{path} {_short(json.loads(value))}" for path, value in written if shown(path, value))))
 
 
 def _told_apart(labels: Mapping[Identity, str]) -> dict[Identity, str]:
