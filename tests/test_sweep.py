@@ -1,6 +1,7 @@
 """Sweeps: the grid, what each rule survives, the words for it, and `fltrust sweep` as a user runs it."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,14 @@ from made_up import made_up
 from fltrust.attacks import ALIE, NoAttack, Scaling, TrimAttack
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.registry import RULES, Absent
+from fltrust.paper import EXHIBITS
+from fltrust.registry import ATTACKS, RULES, Absent
 from fltrust.report import build
 from fltrust.report.reading import read
 from fltrust.report.repeat import run_command
 from fltrust.report.survival import Board, Line, boards
 from fltrust.report.survival_text import FORMATS, numbers
-from fltrust.rules import FedAvg, FLTrust, Krum
+from fltrust.rules import FedAvg, FLTrust, Krum, TrimmedMean
 from fltrust.simulation import simulate
 from fltrust.store import results
 from fltrust.store.results import Result, Results
@@ -227,8 +230,8 @@ def test_rules_whose_plug_in_is_not_loaded_come_last() -> None:
         made_up(Experiment(**{**vars(run), "rule": Absent(RULES, "mine", (("beta", "0.5"),)), "malicious": many})) for many in (0, 1)
     ]
     board = board_of(*unknown, *known)
-    assert [(row.rule, row.known) for row in board.rows] == [("fedavg", True), ("mine", False)]
-    assert line_of(board, "mine", "trim").survival(0.05) == (1, None)
+    assert [(row.rule, row.known) for row in board.rows] == [("fedavg", True), ("mine, beta 0.5", False)]
+    assert line_of(board, "mine, beta 0.5", "trim").survival(0.05) == (1, None)
 
 
 # ---------------------------------------------------------------- as text
@@ -383,3 +386,31 @@ def test_a_sweep_grows_in_its_folder_and_takes_no_other(folder: Path) -> None:
     assert (both.returncode, both.stderr.count("\n")) == (2, 1)
     wrong = fltrust("sweep", "--out", str(made), "--format", "html", cwd=folder)
     assert (wrong.returncode, wrong.stderr) == (2, "fltrust: unknown format 'html'; known: csv, latex, markdown\n")
+
+
+# ---------------------------------------------------------------- the documentation
+
+
+def test_the_table_of_the_documentation_is_what_the_results_say() -> None:
+    """Figure 6's runs and Table III's, without those that tell Krum and Trim-mean to expect nobody."""
+    root = Path(__file__).parent.parent
+    cells = [cell for name in ("malicious", "methods") for cell in EXHIBITS[name].cells if cell.run.dataset == "mnist-0.5"]
+    declared = [cell.run for cell in cells if cell.run.rule not in (Krum(tolerate=0), TrimmedMean(trim=0))]
+    runs = {one.key: one for run in declared for seed in range(3) for one in (dataclasses.replace(run, seed=seed, precision="float16"),)}
+    files = [file for run in runs.values() if (file := results.file_of(run, root / "results")).exists()]
+    found = Results(results.from_json(json.loads(file.read_text()), file) for file in files)
+    text = FORMATS["markdown"](boards(found), 0.05)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 7
+    documented = (root / "docs" / "sweep.md").read_text()
+    assert "\n".join(table) in documented
+    assert f"{len(found.all())} runs" in documented
+
+
+def test_the_grid_of_the_documentation_leaves_out_what_it_says() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "sweep.md").read_text()
+    (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    runs, left_out = plan(grid_of(tomllib.loads(written), {}))
+    assert {ATTACKS.name_of(run.attack) for run in runs} == {"none", "trim", "alie"}
+    assert left_out
+    assert all("attack scaling" in one.what and "unknown parameter of scaling 'knowledge'" in one.why for one in left_out)

@@ -155,9 +155,9 @@ def _by_number(value: Any) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, canonical(value))
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, most: int = 40) -> str:
     text = value if isinstance(value, str) else canonical(value)
-    return text if len(text) <= 40 else text[:39] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _board(dataset: str, settings: str, results: Sequence[Result], threshold: float) -> Board:
@@ -208,6 +208,7 @@ def _by_seed(results: Iterable[Result]) -> tuple[Result, ...]:
 
 _ADAPTS = ""  # a parameter that follows the number of malicious clients, as Krum's `tolerate` does
 _FOLLOW = ("tolerate", "trim")
+_UNKNOWN = ""  # the default of a parameter whose plug-in is not loaded: no value equals it
 
 Identity = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -265,9 +266,9 @@ def _identity(registry: Registry, run: Experiment, *, follow: bool) -> Identity:
 
 
 def _parameters(registry: Registry, part: Any) -> dict[str, tuple[str, str | None]]:
-    """Each parameter and its default as JSON; "rule.tolerate" is one of the rule within a rule. None: no default is known."""
+    """Each parameter and its default as JSON; "rule.tolerate" is one of the rule within a rule. None: it has no default."""
     if isinstance(part, Absent):
-        return {name: (value, None) for name, value in part.parameters}
+        return {name: (value, _UNKNOWN) for name, value in part.parameters}
     found = {}
     layers = registry.layers(part)
     for depth, layer in enumerate(layers):
@@ -294,7 +295,8 @@ def _label(registry: Registry, identity: Identity, found: Mapping[Identity, Resu
             return any(other.get(path) != value for other in alike)
         return value != default
 
-    return ", ".join((_short(name), *(f"{path} {_short(json.loads(value))}" for path, value in written if shown(path, value))))
+    parameters = [f"{path} {_short(json.loads(value))}" for path, value in written if shown(path, value)]
+    return _short(", ".join((_short(name), *parameters)), 100)
 
 
 def _told_apart(labels: Mapping[Identity, str]) -> dict[Identity, str]:
