@@ -1,5 +1,7 @@
 """Dropout that can be repeated."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -8,21 +10,24 @@ class Dropout(nn.Module):
     """Dropout whose masks follow from a seed for each example, so that a run can be repeated; without seeds it drops nothing.
 
     p: share of units that become 0; the others are divided by 1 - p. place: another number for each such layer of a network.
-    Of images it drops whole channels.
+    channels: of images and sequences, drop whole channels (dimension 1), not single units.
     """
 
-    def __init__(self, p: float, place: int) -> None:
+    def __init__(self, p: float, place: int, channels: bool = True) -> None:
         super().__init__()
-        self.p, self.place = p, place
+        self.p, self.place, self.channels = p, place, channels
         self.seeds: Tensor | None = None  # (k,) int64, while clients train
+        self.calls = 0  # since the seeds came: a layer may be used several times, with other masks each time
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.seeds is None:
             return hidden
-        units = torch.arange(hidden.shape[1], device=hidden.device) + (self.place << 32)
-        chance = _scrambled(self.seeds[:, None] + _scrambled(units)) & 0xFFFFFF  # (k, units)
-        kept = (chance >= self.p * 0x1000000).to(hidden.dtype) / (1 - self.p)
-        return hidden * kept.view(*kept.shape, *[1] * (hidden.dim() - 2))
+        inner = hidden.dim() - 1
+        shape = (hidden.shape[1], *[1] * (inner - 1)) if self.channels else hidden.shape[1:]
+        units = torch.arange(math.prod(shape), device=hidden.device).view(shape) + (self.place << 32) + (self.calls << 48)
+        self.calls += 1
+        chance = _scrambled(self.seeds.view(-1, *[1] * inner) + _scrambled(units)) & 0xFFFFFF  # (k, units)
+        return hidden * ((chance >= self.p * 0x1000000).to(hidden.dtype) / (1 - self.p or 1))
 
 
 def _scrambled(numbers: Tensor) -> Tensor:
@@ -36,4 +41,16 @@ def seed_dropout(module: nn.Module, seeds: Tensor | None) -> None:
     """Gives each dropout layer the seeds (k,) of the examples that come next; None: nothing is dropped."""
     for layer in module.modules():
         if isinstance(layer, Dropout):
-            layer.seeds = seeds
+            layer.seeds, layer.calls = seeds, 0
+
+
+def with_seeded_dropout(module: nn.Module) -> nn.Module:
+    """The module with each of PyTorch's dropout layers replaced, in place, by one that follows from seeds."""
+    ours: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for name, layer in parent._modules.items():
+            if isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                if layer not in ours:  # a layer may stand in several places
+                    ours[layer] = Dropout(layer.p, 1001 + len(ours), channels=not isinstance(layer, nn.Dropout))
+                setattr(parent, name, ours[layer])
+    return module

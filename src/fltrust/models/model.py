@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fltrust.errors import InputError
-from fltrust.models.dropout import Dropout
+from fltrust.models.dropout import Dropout, with_seeded_dropout
 
 
 class Model:
@@ -25,18 +25,20 @@ class Model:
         self.shapes = [parameter.shape for parameter in trainable(self.module)]
         if not self.names:
             raise InputError("the model has no parameters to train")
+        self._measured = copy.deepcopy(self.module)
+        with_seeded_dropout(self.module)
         if any(isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in self.module.modules()):
-            raise InputError(
-                "dropout draws from outside of a run's own streams, so no run could be repeated: use fltrust.models.Dropout, or set p to 0"
-            )
+            raise InputError("AlphaDropout draws from outside of a run's own streams, so no run could be repeated: use Dropout")
         self.initial_weights = flatten([parameter.detach() for parameter in trainable(self.module)]).float()  # (d,)
         self.d = self.initial_weights.numel()
         self.shares_pass: bool | None = None  # on a GPU; see training/local.py
         self.has_dropout = any(isinstance(layer, Dropout) for layer in self.module.modules())
         self.seeds: Tensor | None = None  # (n, R, b) of dropout, while clients train
-        self.has_batch_norm = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.module.modules())
-        self._tracking = _with_batch_norm(copy.deepcopy(self.module), tracking=True)  # for measuring
-        self.module = _with_batch_norm(self.module, tracking=False)  # for training: each batch's own statistics
+        norms = _batch_norms(self.module)
+        self.has_batch_norm = bool(norms)
+        for layer in norms:  # training takes each batch's own statistics
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
     @contextmanager
     def dropping(self, seeds: Tensor | None) -> Iterator[None]:
@@ -57,19 +59,34 @@ class Model:
         outputs: Tensor = functional_call(self.module, dict(zip(self.names, self.split(weights), strict=True)), (inputs,))
         return outputs
 
-    @torch.no_grad()
-    def frozen(self, weights: Tensor, root_images: Tensor) -> Callable[[Tensor], Tensor]:
-        """images -> logits as the server uses them, batch norm's statistics estimated on the root set, the only data that it trusts."""
-        module = self._tracking.to(weights.device)
-        for parameter, part in zip(trainable(module), self.split(weights), strict=True):
-            parameter.copy_(part)
-        if list(module.buffers()):
-            module.train()(root_images)
-        module.eval()
-        if weights.is_cuda or root_images.dim() != 4:
+    def frozen(self, weights: Tensor, root_inputs: Tensor) -> Callable[[Tensor], Tensor]:
+        """inputs -> outputs as the server uses them."""
+        module = self._load(self._measured, weights, root_inputs)
+        if weights.is_cuda or root_inputs.dim() != 4:
             return module
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return lambda images: module(images.contiguous(memory_format=torch.channels_last))
+
+    def trained(self, weights: Tensor, root_inputs: Tensor) -> nn.Module:
+        """The module that was given, with these weights, ready to be used: a copy, in evaluation mode."""
+        module = self._load(copy.deepcopy(self._measured), weights, root_inputs)
+        return module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
+
+    @torch.no_grad()
+    def _load(self, module: nn.Module, weights: Tensor, root_inputs: Tensor) -> nn.Module:
+        """Puts the weights into the module. Batch norm's statistics are those of the root set, the only data that the server trusts."""
+        module.to(weights.device).eval()
+        for parameter, part in zip(trainable(module), self.split(weights), strict=True):
+            parameter.copy_(part)
+        norms = [layer for layer in _batch_norms(module) if layer.track_running_stats]
+        usual = [layer.momentum for layer in norms]
+        for layer in norms:
+            layer.train().momentum = 1.0  # the last batch seen is the statistics
+        if norms:
+            module(root_inputs)
+        for layer, momentum in zip(norms, usual, strict=True):
+            layer.eval().momentum = momentum
+        return module
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -80,11 +97,5 @@ def flatten(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _with_batch_norm(module: nn.Module, *, tracking: bool) -> nn.Module:
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.momentum = 1.0  # the last batch seen is the statistics
-            if not tracking:
-                layer.track_running_stats = False
-                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-    return module
+def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
