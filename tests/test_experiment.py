@@ -66,7 +66,7 @@ def every_experiment() -> list[Experiment]:
 
 
 def test_a_backdoor_without_a_trigger_is_refused() -> None:
-    with pytest.raises(InputError, match="must be told its trigger"):
+    with pytest.raises(InputError, match="needs a trigger"):
         Experiment.on("shakespeare", "fltrust", "scaling")
 
 

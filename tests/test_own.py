@@ -24,7 +24,7 @@ from fltrust.tasks.build import build_task
 RNG = np.random.default_rng(0)
 POINTS = RNG.normal(size=(140, 3)).astype(np.float32)
 CLASSES = (POINTS[:, 0] > 0).astype(np.int64) + (POINTS[:, 1] > 0)
-NUMBERS = {"num_clients": 4, "malicious": 1, "rounds": 3, "batch_size": 8, "global_lr": 0.05, "root_size": 10, "evaluate_every": 1}
+NUMBERS = {"num_clients": 4, "malicious": 1, "rounds": 3, "batch_size": 8, "global_lr": 0.4, "root_size": 10, "evaluate_every": 1}
 Arrays = dict[str, np.ndarray]
 
 
@@ -62,7 +62,7 @@ def last_error(name: str, **changes: Any) -> float:
 def test_a_folder(tmp_path: Path) -> None:
     name = folder(tmp_path / "mine")
     run = Experiment.on(name, "krum", "label-flip")
-    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule.tolerate) == (name, 4, 0.05, 0.5, 1)
+    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule.tolerate) == (name, 4, 0.4, 0.5, 1)
     task = build_task(run)
     assert task.num_classes == 3
     assert task.files == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "mine").iterdir()}
@@ -97,7 +97,7 @@ def test_labels_and_sequences_in_a_folder(tmp_path: Path) -> None:
 
     name = folder(tmp_path / "tokens", tokens, bias=None, model="gru", root_sampling="random", loss="mean", global_lr=1.0)
     assert last_error(name, rounds=30) < 0.1
-    with pytest.raises(InputError, match="examples have no single class: set bias = None"):
+    with pytest.raises(InputError, match="examples have no single class: set split ="):
         build_task(Experiment.on(name, root_sampling="quota"))
     with pytest.raises(InputError, match="tokens cannot be standardised"):
         build_task(Experiment.on(name, standardise=True))
@@ -116,7 +116,7 @@ class Mine(nn.Linear):
 
 def build():
     points = np.random.default_rng(SEED).normal(size=(140, 3)).astype(np.float32)
-    settings = dict(model="one-layer-of-mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.05, root_size=10,
+    settings = dict(model="one-layer-of-mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.4, root_size=10,
                     evaluate_every=1)
     return Examples(points[:100], (points[:100, 0] > 0).astype(int), points[100:], (points[100:, 0] > 0).astype(int), settings=settings)
 """
@@ -172,7 +172,7 @@ def test_changed_data_are_not_resumed(my_task: Callable[[str], str], tmp_path: P
         ("def build(): return 3", "my_task.py:build must return fltrust.datasets.Examples, not int"),
         ("def build():\n    return 1 / 0", "my_task.py:build failed: line 2: ZeroDivisionError: division by zero"),
         ("import nothing_of_the_kind", "my_task.py cannot be loaded: line 1: ModuleNotFoundError"),
-        (FILE.replace("SEED", "0").replace("global_lr=0.05,", ""), "my_task.py:build does not set 'global_lr'"),
+        (FILE.replace("SEED", "0").replace("global_lr=0.4,", ""), "my_task.py:build does not set 'global_lr'"),
         (FILE.replace("SEED", "0").replace("rounds=30", "rounds='many'"), "rounds cannot be 'many'"),
         (FILE.replace("SEED", "0").replace("evaluate_every", "evaluate_evry"), "unknown setting of .*my_task.py:build 'evaluate_evry'"),
         (FILE.replace("SEED", "0").replace("points[100:],", "points[99:],"), "41 test inputs and 40 targets"),

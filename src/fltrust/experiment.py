@@ -179,7 +179,7 @@ class Experiment:
             known("field", name, FIELDS, MEANT)
         for name in profile.settings:
             known(f"setting of {dataset}", name, [field for field in FIELDS if field not in ("dataset", "rule", "attack")], MEANT)
-        settings = {"loss": "sum"} | checked(Experiment, profile.settings, {}) | checked(Experiment, changes, {})
+        settings = {"loss": "sum"} | checked(Experiment, {**profile.settings, **changes}, {})
         for name in ("model", "num_clients", "malicious", "rounds", "batch_size", "global_lr"):
             _require(name in settings, f"{dataset} does not set {name!r}: say it there or with the experiment; no other data's is used")
         if changes.get("split") is not None:
@@ -284,14 +284,18 @@ def from_dict(written: Mapping[str, Any]) -> Experiment:
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
-    """The fields in a TOML file, for `from_dict`; an unknown one, or one of another type, is refused with the file's name."""
-    written = read_toml(path)
+    """The fields in a TOML file, for `from_dict`."""
+    return check_fields(read_toml(path), path)
+
+
+def check_fields(written: dict[str, Any], source: object) -> dict[str, Any]:
+    """The fields as they are; an unknown one, or one of another type, is refused with the name of the source."""
     try:
         for name in written:
             known("field", name, FIELDS, MEANT)
         checked(Experiment, written, {})
     except InputError as problem:
-        raise InputError(f"{path}: {problem}") from problem
+        raise InputError(f"{source}: {problem}") from problem
     return written
 
 

@@ -202,7 +202,7 @@ class Task:
             warnings=warnings,
         )
         task._try_model()
-        return task._poisoned(attack, seed)._to(torch.device(device))
+        return task._poisoned(attack, seed).to(device)
 
     def _try_model(self) -> None:
         """Refuses what could not work, before any work."""
@@ -299,9 +299,9 @@ class Task:
             raise InputError(f"the task's data are poisoned for {type(self.attack).__name__} already: build it without an attack")
         if not 0 <= malicious <= len(self.clients):
             raise InputError(f"{malicious} malicious clients of {len(self.clients)}")
-        task = replace(self._to(torch.device("cpu")), attack=attack, malicious=malicious)
+        task = replace(self.to("cpu"), attack=attack, malicious=malicious)
         task._try_model()
-        return task._poisoned(attack, seed)._to(self.device)
+        return task._poisoned(attack, seed).to(self.device)
 
     @cached_property
     def sha256(self) -> str:
@@ -312,7 +312,8 @@ class Task:
             digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def _to(self, device: torch.device) -> "Task":
+    def to(self, device: str | torch.device) -> "Task":
+        """The task with its examples and its model on a device."""
         self.model.module.to(device)  # its buffers and frozen parameters
         tensors = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
         return replace(self, **tensors)
