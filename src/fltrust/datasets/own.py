@@ -165,11 +165,14 @@ def _checked(examples: Examples) -> Examples:
         if not isinstance(owners, np.ndarray) or owners.shape != (len(labels),) or owners.dtype.kind not in "iu":
             raise InputError(f"owners must be {len(labels):,} whole numbers, one per training example")
         owners = np.unique(owners, return_inverse=True)[1].astype(np.int64)  # users count from 0 on
-    root = examples.root
-    if root is not None:
-        if not isinstance(root, np.ndarray) or root.ndim != 1 or root.dtype.kind not in "iu" or not len(root):
-            raise InputError("root must be whole numbers: which training examples are the server's")
-        if root.min() < 0 or root.max() >= len(labels) or len(np.unique(root)) < len(root):
-            raise InputError(f"root must name training examples, 0 to {len(labels) - 1:,}, each at most once")
-        root = root.astype(np.int64)
+    root = None if examples.root is None else root_indices(examples.root, len(labels))
     return replace(examples, train_labels=labels, test_labels=test_labels, num_classes=count, owners=owners, root=root)
+
+
+def root_indices(root: Any, count: int) -> NDArray[np.int64]:
+    """A root set as indices into `count` training examples; anything else is refused."""
+    if not isinstance(root, np.ndarray) or root.ndim != 1 or root.dtype.kind not in "iu" or not len(root):
+        raise InputError("root must be whole numbers: which training examples are the server's")
+    if root.min() < 0 or root.max() >= count or len(np.unique(root)) < len(root):
+        raise InputError(f"root must name training examples, 0 to {count - 1:,}, each at most once")
+    return root.astype(np.int64)
