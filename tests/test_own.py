@@ -103,6 +103,50 @@ def test_labels_and_sequences_in_a_folder(tmp_path: Path) -> None:
         build_task(Experiment.on(name, standardise=True))
 
 
+def test_a_root_set_of_ones_own(tmp_path: Path, my_task: Callable[[str], str]) -> None:
+    chosen = np.array([7, 3, 50, 99, 20, 21])
+    name = folder(tmp_path / "mine", lambda arrays: arrays.update(root=chosen), root_size=None)
+    task = build_task(Experiment.on(name))
+    assert sorted(task.root) == sorted(chosen)
+    assert not set(task.root) & set(np.concatenate(task.clients))
+    assert task.files["root.npy"] == hashlib.sha256((tmp_path / "mine" / "root.npy").read_bytes()).hexdigest()
+    with pytest.raises(InputError, match="names 6 examples as the root set: leave out root_size = 7"):
+        build_task(Experiment.on(name, root_size=7))
+    text = FILE.replace("SEED", "0").replace("root_size=10,", "").replace("settings=settings", "settings=settings, root=np.arange(9)")
+    assert build_task(Experiment.on(my_task(text))).root.tolist() == list(range(9))
+    for wrong, message in ((np.array([100]), "0 to 99"), (np.array([1, 1]), "each at most once"), (np.zeros(2), "whole numbers")):
+        name = folder(tmp_path / "wrong", lambda arrays, wrong=wrong: arrays.update(root=wrong), root_size=None)  # type: ignore[misc]
+        with pytest.raises(InputError, match=message):
+            build_task(Experiment.on(name))
+
+
+def test_the_loss_of_ones_own_data_is_a_mean(tmp_path: Path) -> None:
+    assert Experiment.on(folder(tmp_path / "mine")).loss == "mean"
+    assert Experiment.on(folder(tmp_path / "sum", loss="sum")).loss == "sum"
+    assert Experiment.on("mnist-5k").loss == "sum"
+
+
+def test_a_wrong_type_names_its_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"mine/task.toml: rounds cannot be 'many': expected a whole number"):
+        Experiment.on(folder(tmp_path / "mine", rounds="many"))
+    with pytest.raises(InputError, match=r"mine/task.toml: unknown field 'clients': did you mean 'num_clients'"):
+        Experiment.on(folder(tmp_path / "mine", clients=3))
+
+
+def test_one_logit_and_numbers_in_a_folder(tmp_path: Path) -> None:
+    def targets(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arrays], object]:
+        return lambda arrays: arrays.update({f"{part}_targets": change(arrays[f"{part}_inputs"]) for part in ("train", "test")})
+
+    positive = targets(lambda inputs: (inputs[:, 0] > 0).astype(int))
+    name = folder(tmp_path / "logit", positive, objective="binary")
+    assert build_task(Experiment.on(name)).model.d == 4  # one logit
+    assert last_error(name, rounds=40) < 0.2
+    name = folder(tmp_path / "numbers", targets(lambda inputs: inputs[:, 0] / 2), objective="squared-error", root_sampling="random")
+    with pytest.raises(InputError, match=r"no single class: set split = . name = .iid. . and root_sampling"):
+        build_task(Experiment.on(name))
+    assert last_error(name, split={"name": "iid"}, rounds=40, global_lr=0.1) < 0.05
+
+
 FILE = """
 import numpy as np
 from torch import nn

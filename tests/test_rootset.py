@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -234,35 +233,32 @@ def folder(path: Path, labels: np.ndarray) -> Path:
     return path
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fltrust", "root", "check", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "100"},
-        check=False,
-    )
-
-
 def test_the_command(tmp_path: Path) -> None:
-    good = command("--task", folder(tmp_path / "good", CLASSES))
-    assert good.returncode == 0, good.stderr
-    assert "60 examples" in good.stdout
+    def check(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["root", "check", *map(str, arguments)])
+
+    good = check("--task", folder(tmp_path / "good", CLASSES))
+    assert good.exit_code == 0, good.output
+    assert good.stdout.startswith(f"The root set of {tmp_path / 'good'}: 60 examples\n")
     assert "Examples of each class: 20, 20, 20" in good.stdout
     assert "this one" in good.stdout
-    assert good.stdout.count("an even sample") == 2
+    assert good.stdout.count("an even sample ") == 2
     assert "attention" not in good.stdout
+    np.save(tmp_path / "root.npy", EVEN[:40])
+    other = check("--task", tmp_path / "good", "--root", tmp_path / "root.npy")
+    assert other.exit_code == 3
+    assert "no example of class 2" in other.stdout
+
+
+def test_the_command_in_a_pipe(tmp_path: Path) -> None:
     labels, _ = flipped(0.3)
-    bad = command("--task", folder(tmp_path / "bad", labels), "--json")
+    arguments = ["root", "check", "--task", str(folder(tmp_path / "bad", labels)), "--json"]
+    bad = subprocess.run([sys.executable, "-m", "fltrust", *arguments], capture_output=True, text=True, check=False)
     assert bad.returncode == 3, bad.stderr
     found = json.loads(bad.stdout)
     assert found["fine"] is False
     assert found["labels"]["noise"] == pytest.approx(0.3, abs=0.06)
     assert next(finding["about"] for finding in found["findings"] if not finding["fine"]) == "labels"
-    np.save(tmp_path / "root.npy", EVEN[:40])
-    other = command("--task", tmp_path / "good", "--root", tmp_path / "root.npy")
-    assert other.returncode == 3
-    assert "no example of class 2" in other.stdout
 
 
 @pytest.mark.parametrize(

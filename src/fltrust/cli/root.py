@@ -99,17 +99,20 @@ def _show(found: "RootCheck") -> None:
     from rich.table import Table
 
     screen = Console(highlight=False)
-    screen.print(f"The root set of {found.dataset}: {found.size} examples", style="bold", markup=False)
+
+    def say(text: str, markup: bool = False, style: str = "") -> None:
+        screen.print(text, style=style, markup=markup, soft_wrap=not screen.is_terminal)  # a pipe has no width: nothing is wrapped
+
+    say(f"The root set of {found.dataset}: {found.size} examples", style="bold")
     if found.classes is not None:
-        screen.print(f"Examples of each class: {', '.join(map(str, found.classes.counts))}")
-    screen.print(f"\nTrust of honest clients over {found.rounds} rounds, without an attack:")
+        say(f"Examples of each class: {', '.join(map(str, found.classes.counts))}")
+    say(f"\nTrust of honest clients over {found.rounds} rounds, without an attack:")
     table = Table("root set", box=None, header_style="bold")
     for title in ("examples", "clients with trust", "mean trust", "test error"):
         table.add_column(title, justify="right")
     for whose, trust in (("this one", found.trust), *(("an even sample", other) for other in found.others)):
         table.add_row(whose, f"{trust.size:,}", f"{trust.trusted:.0%}", f"{trust.trust:.2f}", f"{trust.test_error:.3f}")
     screen.print(table)
-    screen.print()
+    say("")
     for finding in found.findings:
-        word, style = ("fine", "green") if finding.fine else ("attention", "yellow")
-        screen.print(f"[{style}]{word}[/{style}], {finding.about}: {finding.text}", soft_wrap=not screen.is_terminal)
+        say(("[green]fine[/], " if finding.fine else "[yellow]attention[/], ") + f"{finding.about}: {finding.text}", markup=True)
