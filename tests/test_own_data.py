@@ -1,4 +1,4 @@
-"""docs/own-data.md, from its first snippet to its last: a reader who pastes them gets what the page says."""
+"""docs/own-data.md and docs/root-set.md, from the first snippet to the last: a reader who pastes them gets what the pages say."""
 
 import io
 import re
@@ -13,39 +13,51 @@ from typer.testing import CliRunner
 from fltrust.cli import app
 from fltrust.registry import MODELS
 
-PAGE = Path(__file__).parent.parent / "docs" / "own-data.md"
-SNIPPETS = re.findall(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+DOCS = Path(__file__).parent.parent / "docs"
+SNIPPET = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FEW = ["--rounds", "1"]  # for a check, whose numbers are not the page's point
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
+@pytest.fixture(autouse=True)
+def _somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(MODELS, "_entries", dict(MODELS._entries))  # no other test sees the page's own
+    monkeypatch.setattr(MODELS, "_entries", dict(MODELS._entries))  # no other test sees a page's own
+
+
+def follow(page: str) -> tuple[dict[str, Any], list[str]]:
+    """Runs the snippets of a page in order. Returns the names that Python has in the end, and what the commands printed."""
     names: dict[str, Any] = {}
-    printed = ""
-    for language, file, text in SNIPPETS:
+    printed, outputs = "", []
+    for language, file, text in SNIPPET.findall((DOCS / page).read_text(encoding="utf-8")):
         if file:
             Path(file).write_text(text)
         elif language == "python":
             with redirect_stdout(io.StringIO()) as out:
-                exec(compile(text, "own-data.md", "exec"), names)
+                exec(compile(text, page, "exec"), names)
             printed = out.getvalue()
-        elif language == "text":  # what the snippet before prints
+        elif language == "text":  # what the Python snippet before prints
             assert printed == text
-        else:
-            assert language == "sh"
+        elif language == "sh":
             for line in text.splitlines():
                 _, *arguments = shlex.split(line)
-                done = CliRunner().invoke(app, arguments)
-                assert done.exit_code in ((0, 3) if "check" in arguments else (0,)), f"{line}: {done.output} {done.exception}"
+                checks = arguments[:2] == ["root", "check"]
+                done = CliRunner().invoke(app, [*arguments, *(FEW if checks else [])])
+                assert done.exit_code in ((0, 3) if checks else (0,)), f"{line}: {done.output} {done.exception}"
+                outputs.append(done.output)
+    return names, outputs
+
+
+def test_own_data() -> None:
+    pytest.importorskip("matplotlib")
+    names, _ = follow("own-data.md")
     assert names["result"].test_error < 0.3
     assert len(names["result"].history) == 10
     assert Path("report/index.html").stat().st_size > 10_000
-    assert sorted(path.name for path in Path("runs").iterdir()) == [
-        "fedavg",
-        "fltrust",
-        "from-a-folder",
-        "from-a-function",
-        "krum",
-        "median",
-    ]
+    runs = {path.name for path in Path("runs").iterdir()}
+    assert runs == {"fedavg", "fltrust", "from-a-folder", "from-a-function", "krum", "median"}
+
+
+def test_root_set() -> None:
+    _, (drawn, mostly_ones) = follow("root-set.md")
+    assert "fine, classes: The classes are balanced: 10 to 10 examples of each." in drawn
+    assert "attention, classes: Class 1 is" in mostly_ones
