@@ -159,7 +159,7 @@ def test_a_rate_is_searched_on_the_root_set_and_printed(capsys: pytest.CaptureFi
     assert (local.local_lr, local.global_lr) == (0.5, 1.0)
 
 
-def test_the_search_never_looks_at_clients_or_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_never_looks_at_clients_or_tests() -> None:
     """Their labels may be anything: the choice stays the same."""
     run = Experiment(dataset="own", num_clients=6, clients_per_round=6, malicious=0, rounds=20, global_lr=0.01, loss="mean", root_size=12)
     task = small_task()
@@ -168,6 +168,9 @@ def test_the_search_never_looks_at_clients_or_tests(monkeypatch: pytest.MonkeyPa
     wrong[task.root] = task.targets[task.root]
     other = dataclasses.replace(task, targets=wrong, test_targets=1 - task.test_targets.clamp(max=1))
     assert rates.with_searched_rate(run, other, "global_lr") == chosen
+    huge = dataclasses.replace(task, inputs=task.inputs * 1e30)
+    with pytest.raises(InputError, match=r"global_lr: training diverged with 0\.01 and 0\.1 and 1: give a smaller number"):
+        rates.with_searched_rate(run, huge, "global_lr")
     few = dataclasses.replace(task, root=task.root[:3])
     with pytest.raises(InputError, match="cannot be searched on a root set of 3 examples"):
         rates.with_searched_rate(run, few, "global_lr")

@@ -128,12 +128,10 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def _words(options: tuple[Any, ...]) -> str:
     """What a field may hold, for people."""
-    kinds = [get_origin(option) or option for option in options if option is not type(None)]
-    said = [
-        _WORDS.get(kind, f"one of {', '.join(get_args(option))}" if kind is Literal else f"a {kind.__name__}")
-        for kind, option in zip(kinds, options, strict=False)
-    ]
-    return " or ".join(said)
+    kinds = [(get_origin(option) or option, option) for option in options if option is not type(None)]
+    return " or ".join(
+        f"one of {', '.join(get_args(option))}" if kind is Literal else _WORDS.get(kind, f"a {kind.__name__}") for kind, option in kinds
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -248,10 +248,6 @@ def known(what: str, name: str, names: Collection[str], others: Mapping[str, str
     if isinstance(name, str) and name in names:
         return name
     said = str(name).lower()
-    meant = (
-        [(others or {}).get(said)]
-        if (others or {}).get(said) in names
-        else [longer for longer in names if said and longer.startswith(said)]
-    )
+    meant = [others[said]] if others and others.get(said) in names else [longer for longer in names if said and longer.startswith(said)]
     near = " or ".join(map(repr, meant or difflib.get_close_matches(said, list(names), n=1)))
     raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names)}"))

@@ -31,6 +31,8 @@ def with_searched_rate(run: Experiment, task: Task, name: str) -> Experiment:
     tried = {rate: _changed(run, **{name: rate}) for rate in RATES}
     scores = {rate: np.mean([_score(tried[rate], task, *halves) for halves in ((one, other), (other, one))], 0).tolist() for rate in RATES}
     best = min(RATES, key=scores.__getitem__)
+    if scores[best][0] == math.inf:
+        raise InputError(f"{name}: training diverged with {' and '.join(f'{rate:g}' for rate in RATES)}: give a smaller number")
     edge = {RATES[0]: "; a smaller one may be better", RATES[-1]: "; a larger one may be better"}.get(best, "")
     said = ", ".join(f"{rate:g} gives error {score[0]:.3f}" for rate, score in scores.items())
     print(f"{name}: tried on the two halves of the root set ({len(task.root)} examples), {said}: {best:g} is taken{edge}")
@@ -41,7 +43,6 @@ def _changed(run: Experiment, **fields: Any) -> Experiment:
     return dataclasses.replace(run, **fields)
 
 
-@torch.no_grad()
 def _score(run: Experiment, task: Task, ours: NDArray[np.int64], held_out: NDArray[np.int64]) -> tuple[float, float]:
     """Error and loss on the examples held out, of a model that was trained on ours; infinite if training diverged."""
     own, held = (torch.from_numpy(part).to(task.device) for part in (ours, held_out))
@@ -52,6 +53,7 @@ def _score(run: Experiment, task: Task, ours: NDArray[np.int64], held_out: NDArr
     for _ in range(min(run.rounds, ROUNDS)):
         update = local_updates(task.model, weights, inputs, targets, counts, run.local_lr, objective=task.objective)[0]
         weights = weights + run.global_lr * update
-    outputs = task.model.frozen(weights, task.inputs[own])(task.inputs[held])
+    with torch.no_grad():
+        outputs = task.model.frozen(weights, task.inputs[own])(task.inputs[held])
     score = [part(outputs, task.targets[held]).mean().item() for part in (task.objective.error, task.objective.loss)]
     return (score[0], score[1]) if all(map(math.isfinite, score)) else (math.inf, math.inf)
