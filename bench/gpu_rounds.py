@@ -34,7 +34,8 @@ def task() -> Task:
 
 def milliseconds(data: Task, **changes: Any) -> list[float]:
     rounds = WARM + BLOCK * BLOCKS + 1
-    run = Experiment(dataset="random", model="cnn", rounds=rounds, evaluate_every=10**9, precision="float16", **changes)
+    fixed = {"global_lr": 3e-4, "loss": "sum", "evaluate_every": 10**9, "precision": "float16"}
+    run = Experiment(dataset="random", model="cnn", rounds=rounds, **fixed, **changes)
     records, times = simulate(run, data), []
     for _ in range(WARM):
         next(records)

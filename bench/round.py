@@ -48,7 +48,15 @@ def ours() -> Callable[[], object]:
     task = Task.from_arrays(images, labels, images[:10], labels[:10], clients=clients, root=root, model=CNN((1, 28, 28), 10))
     many = 1_000_000  # rounds, so that none of those timed is evaluated
     run = Experiment(
-        dataset="random", rule=FLTrust(), num_clients=N, malicious=0, clients_per_round=N, rounds=many, evaluate_every=many, global_lr=LR
+        dataset="random",
+        rule=FLTrust(),
+        num_clients=N,
+        malicious=0,
+        clients_per_round=N,
+        rounds=many,
+        evaluate_every=many,
+        global_lr=LR,
+        loss="sum",
     )
     records = simulate(run, task)
     return lambda: next(records)

@@ -52,7 +52,16 @@ def rounds_of(n: int) -> tuple[list[float], float, float, bool]:
     task = Task.from_arrays(images, labels, images[:10], labels[:10], clients=clients, root=root, model=CNN((1, 28, 28), 10))
     many = 1_000_000  # rounds, so that none of those timed is evaluated
     run = Experiment(
-        dataset="random", rule=FLTrust(), num_clients=n, malicious=0, clients_per_round=n, rounds=many, evaluate_every=many, batch_size=HELD
+        dataset="random",
+        rule=FLTrust(),
+        num_clients=n,
+        malicious=0,
+        clients_per_round=n,
+        rounds=many,
+        evaluate_every=many,
+        batch_size=HELD,
+        global_lr=3e-4,
+        loss="sum",
     )
     records = simulate(run, task)
     next(records)  # compiles

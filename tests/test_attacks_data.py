@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {"dataset": "small", "model": "own", "num_clients": 6, "
 
 
 def small_run(**changes: Any) -> Experiment:
-    return Experiment(**{**SMALL, "malicious": 2, "rounds": 3, "global_lr": 0.05, "evaluate_every": 1, **changes})
+    return Experiment(**{**SMALL, "malicious": 2, "rounds": 3, "global_lr": 0.05, "loss": "sum", "evaluate_every": 1, **changes})
 
 
 def client(index: int, seed: int = 0) -> MaliciousClient:
@@ -317,11 +317,11 @@ def test_the_success_of_edge_cases_is_measured_on_those_held_out() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DBA(None), "must be told its trigger"),  # type: ignore[arg-type]
+        (lambda: DBA(None), "needs a trigger"),  # type: ignore[arg-type]
         (lambda: DBA(FOUR_FEATURES, parts=5), "4 features into 5 parts"),
         (lambda: DBA(FOUR_FEATURES, share=0.0), "above 0 and at most 1"),
         (lambda: DBA(FOUR_FEATURES, factor=-1.0), "positive factor"),
-        (lambda: Neurotoxin(None), "must be told its trigger"),  # type: ignore[arg-type]
+        (lambda: Neurotoxin(None), "needs a trigger"),  # type: ignore[arg-type]
         (lambda: Neurotoxin(FOUR_FEATURES, ratio=1.5), "not 1.5"),
         (lambda: Neurotoxin(FOUR_FEATURES, norm=0.0), "positive norm"),
         (lambda: EdgeCase(target=-1), "must be a class"),

@@ -112,7 +112,7 @@ def test_participation_of_an_experiment() -> None:
 
 def small_run(**changes: Any) -> Experiment:
     fields = {"num_clients": 6, "clients_per_round": 6, "malicious": 0, "batch_size": 4, "root_size": 12, "rounds": 3, "local_lr": 0.1}
-    return Experiment(**{"dataset": "small", "model": "own", **fields, **changes})
+    return Experiment(**{"dataset": "small", "model": "own", "global_lr": 3e-4, "loss": "sum", **fields, **changes})
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=5), size=st.integers(1, 12), epochs=st.integers(1, 3), mean=st.booleans())

@@ -137,20 +137,20 @@ def result_of(run: Experiment, errors: list[float], **changes: Any) -> Result:
 
 
 def test_metrics_come_from_the_curve() -> None:
-    made = result_of(Experiment(), [0.9, 0.2, 0.5, 0.5, 0.5, 0.6, 0.9])
+    made = result_of(Experiment.on(), [0.9, 0.2, 0.5, 0.5, 0.5, 0.6, 0.9])
     expected: dict[Metric, float] = {"last five": 40.0, "best": 80.0, "final": 10.0}
     assert {metric: round(accuracy(made, metric), 9) for metric in expected} == expected
 
 
 def test_the_long_tail_counts_class_i_half_as_much_as_the_one_before() -> None:
     all_right, only_first = [0.0] * 10, [0.0] + [1.0] * 9
-    made = result_of(Experiment(), [0.0] * 6, metrics={"class_error": (only_first, *[all_right] * 4, only_first)})
+    made = result_of(Experiment.on(), [0.0] * 6, metrics={"class_error": (only_first, *[all_right] * 4, only_first)})
     first = 100 * 980 / (980 + 567 + 258 + 126 + 61 + 27 + 14 + 8 + 3 + 1)  # of MNIST's test set
     assert accuracy(made, "last five, long tail") == pytest.approx((4 * 100 + first) / 5)
 
 
 def judged(ours: list[float], theirs: Theirs | None, *, limit: float = 3.0, dead: bool = False) -> Judged:
-    run = Experiment()
+    run = Experiment.on()
     cell = Cell(1, "attack", "rule", run, theirs)
     table = Table("made-up", "Made up", "nowhere", "final", limit, dead, (cell,))
     results = [result_of(dataclasses.replace(run, seed=seed), [1 - one / 100]) for seed, one in enumerate(ours)]

@@ -321,7 +321,7 @@ def test_a_run_learns_and_resumes_with_the_same_bits(rule: Any) -> None:
     task = small_task()
     run = Experiment(
         dataset="small", model="own", num_clients=6, clients_per_round=6, batch_size=4, root_size=12, malicious=0, rounds=6,
-        global_lr=0.05, evaluate_every=1, rule=rule,
+        global_lr=0.05, loss="sum", evaluate_every=1, rule=rule,
     )  # fmt: skip
     whole = list(simulate(run, task))
     rest = list(simulate(run, task, after=3, state=whole[2].state))

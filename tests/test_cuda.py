@@ -102,6 +102,7 @@ def run_of(rule: str, attack: Any, **changes: Any) -> Experiment:
             "attack": attack,
             "rounds": 4,
             "global_lr": 1e-3,
+            "loss": "sum",
             "evaluate_every": 1,
             **changes,
         }

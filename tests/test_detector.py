@@ -349,7 +349,7 @@ def test_a_restored_memory_continues_bit_for_bit() -> None:
 def test_a_run_carries_its_memory() -> None:
     run = Experiment(
         dataset="small", model="own", num_clients=6, clients_per_round=4, batch_size=4, root_size=12, malicious=0, rounds=8,
-        global_lr=0.05, evaluate_every=1, rule=FLDetector(window=2, start=2, rule=FedAvg()),
+        global_lr=0.05, loss="sum", evaluate_every=1, rule=FLDetector(window=2, start=2, rule=FedAvg()),
     )  # fmt: skip
     whole = list(simulate(run, small_task()))
     rest = list(simulate(run, small_task(), after=4, state=whole[3].state))

@@ -180,7 +180,7 @@ def test_shares_of_honest_and_malicious_clients() -> None:
 def test_a_run_records_what_it_was_asked_for() -> None:
     names = ("confusion", "class_error", "test_loss", "honest_share", "malicious_share")
     numbers = {"num_clients": 6, "clients_per_round": 6, "malicious": 2, "rounds": 2, "evaluate_every": 1, "metrics": names}
-    run = Experiment(attack=TrimAttack(), **numbers)
+    run = Experiment(attack=TrimAttack(), global_lr=3e-4, loss="sum", **numbers)
     made = small_task(malicious=2, attack=TrimAttack())
     for record in simulate(run, made):
         assert set(record.metrics) == {"train_error", "test_error", *names}

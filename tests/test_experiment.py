@@ -10,7 +10,7 @@ from conftest import rule_of
 from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
 from fltrust.codec import read_toml
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_dict
+from fltrust.experiment import FIELDS, Experiment, from_dict, read_experiment
 from fltrust.registry import DATASETS, Entry
 from fltrust.rules import RULES, FLTrust, Krum, Median, TrimmedMean
 
@@ -66,7 +66,7 @@ def every_experiment() -> list[Experiment]:
 
 
 def test_a_backdoor_without_a_trigger_is_refused() -> None:
-    with pytest.raises(InputError, match="must be told its trigger"):
+    with pytest.raises(InputError, match="needs a trigger"):
         Experiment.on("shakespeare", "fltrust", "scaling")
 
 
@@ -155,6 +155,58 @@ def test_values_instead_of_names() -> None:
 def test_mistakes_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('seed = "3"', "seed cannot be '3': expected a whole number"),
+        ("rounds = 2.5", "rounds cannot be 2.5: expected a whole number"),
+        ('global_lr = "fast"', "global_lr cannot be 'fast': expected a number"),
+        ("augment = 1", "augment cannot be 1: expected true or false"),
+        ("lr_decay = 3", "lr_decay cannot be 3: expected a list"),
+        ("model = 3", "model cannot be 3: expected a text in quotes"),
+        ("loss = 3", "loss cannot be 3: expected one of sum, mean"),
+        ("bias = []", r"bias cannot be \[\]: expected a number"),
+        ("clients = 50", "unknown field 'clients': did you mean 'num_clients'"),
+        ("Learning_Rate = 0.1", "unknown field 'Learning_Rate': did you mean 'global_lr'"),
+        ("num_malicious = 3", "unknown field 'num_malicious': did you mean 'malicious'"),
+        ("epochs = 3", "unknown field 'epochs': did you mean 'local_epochs'"),
+        ("client = 3", "unknown field 'client': did you mean 'clients_per_round' or 'client_momentum'"),
+    ],
+)
+def test_a_file_is_named_with_what_is_wrong_in_it(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "run.toml").write_text(line)
+    with pytest.raises(InputError, match=message) as caught:
+        read_experiment(tmp_path / "run.toml")
+    assert str(caught.value).startswith(f"{tmp_path / 'run.toml'}: ")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "rule", "attack", "model"), [("MNIST-0.5", "FLTrust", "ALIE", "CNN"), ("Har", "NNM+Krum", "Trim", "MLP")]
+)
+def test_names_in_large_letters_are_the_same_experiment(dataset: str, rule: str, attack: str, model: str) -> None:
+    large = Experiment.on(dataset, rule, {"name": attack}, model=model, metrics=("Confusion",))
+    small = Experiment.on(dataset.lower(), rule.lower(), attack.lower(), model=model.lower(), metrics=("confusion",))
+    assert large == small
+    assert large.key == small.key
+    assert large.to_dict() == small.to_dict()
+    with pytest.raises(InputError, match="unknown rule 'FLTRUSTED': did you mean 'fltrust'"):
+        Experiment.on("mnist-5k", "FLTRUSTED")
+
+
+def test_no_key_has_changed() -> None:
+    """Keys name results: those of the paper's usual experiments must stay."""
+    assert Experiment.on("mnist-0.5").key == "2293409d1d894868"
+    assert Experiment.on("har", "krum", "trim").key == "18adceecb24f56d5"
+
+
+def test_help_explains_every_field() -> None:
+    explained = " ".join((Experiment.__doc__ or "").split())
+    for name, field in FIELDS.items():
+        assert f" {name} : " in explained
+        assert field.metadata["help"] in explained
+    assert "global_lr : float, default None Learning rate of the server (the paper's alpha). It must be given." in explained
 
 
 def test_files_that_are_no_experiment(tmp_path: Path) -> None:

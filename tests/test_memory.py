@@ -35,6 +35,7 @@ def small_run(**changes: Any) -> Experiment:
         "malicious": 0,
         "rounds": 5,
         "global_lr": 0.05,
+        "loss": "sum",
         "evaluate_every": 1,
     }
     return Experiment(**{**usual, **changes})

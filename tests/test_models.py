@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fltrust.errors import InputError
-from fltrust.models import CNN, GRU, MLP, Dropout, LogisticRegression, Model, ResNet20, initialise
+from fltrust.models import CNN, GRU, MLP, Dropout, LogisticRegression, Model, ResNet20, initialise, seed_dropout
 
 
 def test_sizes() -> None:
@@ -118,18 +118,76 @@ def test_a_module_without_parameters_is_refused() -> None:
 def test_dropout_follows_from_seeds_alone() -> None:
     layer, hidden = Dropout(0.25, 1), torch.ones(2000, 32, 2, 2)
     assert layer(hidden) is hidden  # without seeds nothing is dropped
-    layer.seeds = torch.arange(2000) * 12345
-    once, again = layer(hidden), layer(hidden)
-    assert torch.equal(once, again)
+    seeds = torch.arange(2000) * 12345
+    seed_dropout(layer, seeds)
+    once, twice = layer(hidden), layer(hidden)
+    seed_dropout(layer, seeds)
+    assert torch.equal(layer(hidden), once)
+    assert not torch.equal(once, twice)  # used twice in a network, it drops other units
     assert once.unique().tolist() == pytest.approx([0.0, 4 / 3])
     assert (once == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
     assert torch.equal(once[:, :, 0, 0], once[:, :, 1, 1])  # whole channels
+    single = Dropout(0.25, 1, channels=False)
+    seed_dropout(single, seeds)
+    dropped = single(hidden) == 0
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert (dropped[:, :, 0, 0] & dropped[:, :, 1, 1]).float().mean().item() == pytest.approx(0.0625, abs=0.01)
     other = Dropout(0.25, 2)
-    other.seeds = layer.seeds
+    seed_dropout(other, seeds)
     both = (once == 0) & (other(hidden) == 0)
     assert both.float().mean().item() == pytest.approx(0.0625, abs=0.01)  # another place, other masks
 
 
-def test_torch_dropout_is_refused() -> None:
-    with pytest.raises(InputError, match=r"use fltrust\.models\.Dropout"):
-        Model(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+class Twice(nn.Module):
+    """A layer of dropout that is used in two places, as many networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(4, 6), nn.Linear(6, 3), nn.Dropout(0.5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.second(self.drop(self.first(self.drop(inputs)).relu()))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), Twice()],
+    ids=["sequential", "used twice"],
+)
+def test_torch_dropout_follows_the_seeds_too(module: nn.Module) -> None:
+    model = Model(module)
+    assert model.has_dropout
+    assert any(isinstance(layer, nn.Dropout) for layer in module.modules())  # the caller's module stays as it is
+    inputs, seeds = torch.randn(5, 4), torch.arange(5) * 999
+
+    def outputs(seeds: torch.Tensor | None) -> torch.Tensor:
+        seed_dropout(model.module, seeds)
+        return model.outputs(model.initial_weights, inputs)
+
+    before = torch.get_rng_state()
+    assert torch.equal(outputs(seeds), outputs(seeds))
+    assert not torch.equal(outputs(seeds), outputs(seeds + 1))
+    torch.testing.assert_close(outputs(None), module.eval()(inputs))
+    torch.testing.assert_close(model.frozen(model.initial_weights, inputs)(inputs), module(inputs))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_alpha_dropout_is_refused() -> None:
+    with pytest.raises(InputError, match="AlphaDropout draws from outside"):
+        Model(nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.5)))
+
+
+def test_a_trained_module_is_the_callers_own_with_other_weights() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, momentum=0.3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 3))
+    model = Model(module)
+    weights, root = model.initial_weights + 1, 5 + torch.randn(50, 1, 2, 2)
+    trained = model.trained(weights, root)
+    assert not trained.training
+    assert type(trained[2]) is nn.Dropout
+    assert trained[1].momentum == 0.3
+    assert torch.equal(torch.cat([part.flatten() for part in trained.parameters()]), weights)
+    torch.testing.assert_close(trained(root), model.frozen(weights, root)(root))
+    assert not torch.allclose(trained[1].running_mean, torch.zeros(2))
+    model.frozen(model.initial_weights, root)  # what is measured later leaves it alone
+    assert torch.equal(torch.cat([part.flatten() for part in trained.parameters()]), weights)

@@ -24,7 +24,7 @@ from fltrust.tasks.build import build_task
 RNG = np.random.default_rng(0)
 POINTS = RNG.normal(size=(140, 3)).astype(np.float32)
 CLASSES = (POINTS[:, 0] > 0).astype(np.int64) + (POINTS[:, 1] > 0)
-NUMBERS = {"num_clients": 4, "malicious": 1, "rounds": 3, "batch_size": 8, "global_lr": 0.05, "root_size": 10, "evaluate_every": 1}
+NUMBERS = {"num_clients": 4, "malicious": 1, "rounds": 3, "batch_size": 8, "global_lr": 0.4, "root_size": 10, "evaluate_every": 1}
 Arrays = dict[str, np.ndarray]
 
 
@@ -62,7 +62,7 @@ def last_error(name: str, **changes: Any) -> float:
 def test_a_folder(tmp_path: Path) -> None:
     name = folder(tmp_path / "mine")
     run = Experiment.on(name, "krum", "label-flip")
-    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule.tolerate) == (name, 4, 0.05, 0.5, 1)
+    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule.tolerate) == (name, 4, 0.4, 0.5, 1)
     task = build_task(run)
     assert task.num_classes == 3
     assert task.files == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "mine").iterdir()}
@@ -97,10 +97,54 @@ def test_labels_and_sequences_in_a_folder(tmp_path: Path) -> None:
 
     name = folder(tmp_path / "tokens", tokens, bias=None, model="gru", root_sampling="random", loss="mean", global_lr=1.0)
     assert last_error(name, rounds=30) < 0.1
-    with pytest.raises(InputError, match="examples have no single class: set bias = None"):
+    with pytest.raises(InputError, match="examples have no single class: set split ="):
         build_task(Experiment.on(name, root_sampling="quota"))
     with pytest.raises(InputError, match="tokens cannot be standardised"):
         build_task(Experiment.on(name, standardise=True))
+
+
+def test_a_root_set_of_ones_own(tmp_path: Path, my_task: Callable[[str], str]) -> None:
+    chosen = np.array([7, 3, 50, 99, 20, 21])
+    name = folder(tmp_path / "mine", lambda arrays: arrays.update(root=chosen), root_size=None)
+    task = build_task(Experiment.on(name))
+    assert sorted(task.root) == sorted(chosen)
+    assert not set(task.root) & set(np.concatenate(task.clients))
+    assert task.files["root.npy"] == hashlib.sha256((tmp_path / "mine" / "root.npy").read_bytes()).hexdigest()
+    with pytest.raises(InputError, match="names 6 examples as the root set: leave out root_size = 7"):
+        build_task(Experiment.on(name, root_size=7))
+    text = FILE.replace("SEED", "0").replace("root_size=10,", "").replace("settings=settings", "settings=settings, root=np.arange(9)")
+    assert build_task(Experiment.on(my_task(text))).root.tolist() == list(range(9))
+    for wrong, message in ((np.array([100]), "0 to 99"), (np.array([1, 1]), "each at most once"), (np.zeros(2), "whole numbers")):
+        name = folder(tmp_path / "wrong", lambda arrays, wrong=wrong: arrays.update(root=wrong), root_size=None)  # type: ignore[misc]
+        with pytest.raises(InputError, match=message):
+            build_task(Experiment.on(name))
+
+
+def test_the_loss_of_ones_own_data_is_a_mean(tmp_path: Path) -> None:
+    assert Experiment.on(folder(tmp_path / "mine")).loss == "mean"
+    assert Experiment.on(folder(tmp_path / "sum", loss="sum")).loss == "sum"
+    assert Experiment.on("mnist-5k").loss == "sum"
+
+
+def test_a_wrong_type_names_its_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"mine/task.toml: rounds cannot be 'many': expected a whole number"):
+        Experiment.on(folder(tmp_path / "mine", rounds="many"))
+    with pytest.raises(InputError, match=r"mine/task.toml: unknown field 'clients': did you mean 'num_clients'"):
+        Experiment.on(folder(tmp_path / "mine", clients=3))
+
+
+def test_one_logit_and_numbers_in_a_folder(tmp_path: Path) -> None:
+    def targets(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arrays], object]:
+        return lambda arrays: arrays.update({f"{part}_targets": change(arrays[f"{part}_inputs"]) for part in ("train", "test")})
+
+    positive = targets(lambda inputs: (inputs[:, 0] > 0).astype(int))
+    name = folder(tmp_path / "logit", positive, objective="binary")
+    assert build_task(Experiment.on(name)).model.d == 4  # one logit
+    assert last_error(name, rounds=40) < 0.2
+    name = folder(tmp_path / "numbers", targets(lambda inputs: inputs[:, 0] / 2), objective="squared-error", root_sampling="random")
+    with pytest.raises(InputError, match=r"no single class: set split = . name = .iid. . and root_sampling"):
+        build_task(Experiment.on(name))
+    assert last_error(name, split={"name": "iid"}, rounds=40, global_lr=0.1) < 0.05
 
 
 FILE = """
@@ -116,7 +160,7 @@ class Mine(nn.Linear):
 
 def build():
     points = np.random.default_rng(SEED).normal(size=(140, 3)).astype(np.float32)
-    settings = dict(model="one-layer-of-mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.05, root_size=10,
+    settings = dict(model="one-layer-of-mine", num_clients=4, malicious=1, rounds=30, batch_size=8, global_lr=0.4, root_size=10,
                     evaluate_every=1)
     return Examples(points[:100], (points[:100, 0] > 0).astype(int), points[100:], (points[100:, 0] > 0).astype(int), settings=settings)
 """
@@ -172,7 +216,7 @@ def test_changed_data_are_not_resumed(my_task: Callable[[str], str], tmp_path: P
         ("def build(): return 3", "my_task.py:build must return fltrust.datasets.Examples, not int"),
         ("def build():\n    return 1 / 0", "my_task.py:build failed: line 2: ZeroDivisionError: division by zero"),
         ("import nothing_of_the_kind", "my_task.py cannot be loaded: line 1: ModuleNotFoundError"),
-        (FILE.replace("SEED", "0").replace("global_lr=0.05,", ""), "my_task.py:build does not set 'global_lr'"),
+        (FILE.replace("SEED", "0").replace("global_lr=0.4,", ""), "my_task.py:build does not set 'global_lr'"),
         (FILE.replace("SEED", "0").replace("rounds=30", "rounds='many'"), "rounds cannot be 'many'"),
         (FILE.replace("SEED", "0").replace("evaluate_every", "evaluate_evry"), "unknown setting of .*my_task.py:build 'evaluate_evry'"),
         (FILE.replace("SEED", "0").replace("points[100:],", "points[99:],"), "41 test inputs and 40 targets"),

@@ -21,7 +21,8 @@ def test_the_rule_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     load_plugin(tmp_path / "my_rules.py")
     rule = RULES.entry("slow").kind()
     check_rule(rule)
-    run = Experiment(dataset="small", model="own", num_clients=6, clients_per_round=6, malicious=0, batch_size=4, rounds=2, rule=rule)
+    fields = {"num_clients": 6, "clients_per_round": 6, "malicious": 0, "batch_size": 4, "rounds": 2, "global_lr": 0.05, "loss": "mean"}
+    run = Experiment(dataset="small", model="own", rule=rule, **fields)
     last = list(simulate(run, small_task()))[-1]
     assert last.state is not None
     assert last.state.rule.any()  # it remembers

@@ -29,7 +29,7 @@ NOISE = Noise(torch.Generator(), torch.Generator())
 
 
 def small_run(**changes: Any) -> Experiment:
-    return Experiment(**{**SMALL, "malicious": 0, "rounds": 4, "global_lr": 0.05, "evaluate_every": 1, **changes})
+    return Experiment(**{**SMALL, "malicious": 0, "rounds": 4, "global_lr": 0.05, "loss": "sum", "evaluate_every": 1, **changes})
 
 
 @pytest.fixture(scope="module")

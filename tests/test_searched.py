@@ -399,6 +399,7 @@ def test_a_run(rule: str, knowledge: Level) -> None:
         batch_size=4,
         root_size=12,
         global_lr=0.05,
+        loss="sum",
         evaluate_every=1,
         rule=built(RULES, rule, {"tolerate": 2}),
         attack=attack,

@@ -61,7 +61,7 @@ GOOD = {"clients": [np.array([0, 1]), np.array([2])], "root": np.array([3])}
         ({"targets": np.zeros(4)}, "whole numbers .* as targets, not float64"),
         ({"targets": np.array([0, 1, 2, 0])}, "the model must give 3 numbers"),
         ({"model": nn.Linear(3, 2)}, "cannot take examples of shape .2,."),
-        ({"model": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))}, "dropout"),
+        ({"model": nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.1))}, "AlphaDropout"),
         ({"attack": Scaling(Trigger(((0,),), 1.0, 2))}, "target 2 is none of the 2 classes"),
         ({"clients": [np.array([], int)]}, "none may be empty"),
         ({"targets": np.array([0, 1, -1, 0])}, "negative"),

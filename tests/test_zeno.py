@@ -142,6 +142,8 @@ def small_run(**changes: Any) -> Experiment:
         "rounds": 1,
         "batch_size": 4,
         "evaluate_every": 1,
+        "global_lr": 3e-4,
+        "loss": "sum",
     }
     return Experiment(**{**fixed, **changes})
 

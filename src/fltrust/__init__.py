@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot follow what hap
     from fltrust.experiment import Experiment as Experiment
     from fltrust.record import Record as Record
     from fltrust.rules import *  # noqa: F403
+    from fltrust.running.call import RunResult as RunResult
+    from fltrust.running.call import run as run
     from fltrust.simulation import simulate as simulate
     from fltrust.state import State as State
     from fltrust.tasks.build import build_task as build_task
@@ -27,6 +29,7 @@ _HOMES = {
     "rules": "ARC CAF FLAME NNM RLR RULES Aggregate Bucketing Bulyan BySize CentredClipping DnC FLDetector FLTrust FLTrustNoNorm"
     " FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median MultiKrum"
     " NormClipping Phocas Received Rule SignGuard TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms trust_scores",
+    "running.call": "RunResult run",
     "simulation": "simulate",
     "state": "State",
     "tasks.build": "build_task",

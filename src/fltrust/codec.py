@@ -120,7 +120,18 @@ def _as(hint: Any, name: str, value: Any, told: Mapping[str, Any]) -> Any:
             return option.from_dict(value)
         if option not in (int, float) and isinstance(option, type) and isinstance(value, option):
             return value
-    raise InputError(f"{name} cannot be {value!r}")
+    raise InputError(f"{name} cannot be {value!r}: expected {_words(options)}")
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes", tuple: "a list"}
+
+
+def _words(options: tuple[Any, ...]) -> str:
+    """What a field may hold, for people."""
+    kinds = [(get_origin(option) or option, option) for option in options if option is not type(None)]
+    return " or ".join(
+        f"one of {', '.join(get_args(option))}" if kind is Literal else _WORDS.get(kind, f"a {kind.__name__}") for kind, option in kinds
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 import dataclasses
 import hashlib
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from fltrust.codec import built, built_or_absent, canonical, checked, plain
+from fltrust.codec import built, built_or_absent, canonical, checked, plain, read_toml
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, DATASETS, METRICS, MODELS, OPTIMISERS, RULES, SPLITS, Registry, known
 
@@ -28,12 +31,22 @@ MomentumKind = Literal["normalised", "plain"]
 Participation = Literal["pool", "fixed"]
 
 
-def _field(default: Any, help: str, registry: Registry | None = None) -> Any:
-    """A field with the words that the command line and the documentation say about it; `registry`: where its names are."""
-    metadata = {"help": help, "registry": registry}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+def _field(default: Any, help: str) -> Any:
+    """A field with the words that the command line and the documentation say about it."""
+    return dataclasses.field(default=default, metadata={"help": help, "registry": None})
+
+
+def _part(name: str | None, help: str, registry: Registry) -> Any:
+    """A field for a rule, an attack ...: its usual one by name, and where the names are."""
+    metadata = {"help": help, "registry": registry, "default": name}
+    if name is None:
+        return dataclasses.field(default=None, metadata=metadata)
+    return dataclasses.field(default_factory=lambda: registry[name](), metadata=metadata)
+
+
+def _required(help: str, unnamed: Any) -> Any:
+    """A field without a usual value, since none fits all data. `unnamed`: the value that keys leave out, as if it were the default."""
+    return dataclasses.field(default=None, metadata={"help": help, "registry": None, "unnamed": unnamed})
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,10 @@ class Experiment:
     """Everything that decides a run's numbers, except for the rounding of the device.
 
     `Experiment.on` starts from a data set's usual settings, and is what you want in most cases. `Experiment(...)` takes every field as it
-    is. `fltrust run --help` explains each field: --num-clients there is num_clients here.
+    is, and must be given `global_lr` and `loss`, since no value fits all data. For your own arrays, call `fltrust.run` with a `Task`.
+
+    Parameters
+    ----------
 
     Examples
     --------
@@ -55,8 +71,8 @@ class Experiment:
 
     dataset: str = _field("mnist-0.5", "Data set, split and usual settings; see 'fltrust list datasets'.")
     model: str = _field("cnn", "Network; see 'fltrust list models'.")
-    rule: Rule = _field(lambda: RULES["fltrust"](), "Aggregation rule; see 'fltrust list rules'.", RULES)
-    attack: Attack = _field(lambda: ATTACKS["none"](), "What malicious clients do; see 'fltrust list attacks'.", ATTACKS)
+    rule: Rule = _part("fltrust", "Aggregation rule; see 'fltrust list rules'.", RULES)
+    attack: Attack = _part("none", "What malicious clients do; see 'fltrust list attacks'.", ATTACKS)
     seed: int = _field(0, "Decides the split, the first weights, the batches and the noise.")
     bias: float | None = _field(
         0.5,
@@ -70,10 +86,10 @@ class Experiment:
     batch_size: int = _field(32, "Examples in a client's batch.")
     # The paper gives only alpha * beta, and the released code has beta = 1.
     local_lr: float = _field(1.0, "Learning rate of the clients (the paper's beta).")
-    global_lr: float = _field(3e-4, "Learning rate of the server (the paper's alpha).")
+    global_lr: float = _required("Learning rate of the server (the paper's alpha).", unnamed=3e-4)
     lr_decay: tuple[tuple[int, float], ...] = _field((), "Pairs [round, factor]: from that round on, multiply the learning rate.")
     warmup: int = _field(0, "Rounds over which the learning rate rises to its value.")
-    loss: Loss = _field("sum", "'sum' or 'mean' over a batch; the paper's learning rates need the sum.")
+    loss: Loss = _required("'sum' or 'mean' over a batch; the paper's learning rates need the sum.", unnamed="sum")
     standardise: bool = _field(False, "Bring each feature to mean 0 and deviation 1 over the training examples.")
     augment: bool = _field(False, "Crop and flip images at random, those of the root set too.")
     root_size: int = _field(100, "Examples in the server's root set.")
@@ -84,17 +100,23 @@ class Experiment:
     precision: Precision = _field("float32", "Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster).")
     evaluate_every: int = _field(50, "Rounds between two evaluations (and checkpoints).")
     # Fields that came later stand below: a field with its default changes no key.
-    split: Split | None = _field(None, "How examples are split over clients instead of by 'bias'; see 'fltrust list splits'.", SPLITS)
+    split: Split | None = _part(None, "How examples are split over clients instead of by 'bias'; see 'fltrust list splits'.", SPLITS)
     participation: Participation = _field(
         "pool", "Malicious clients of a round: drawn like all others ('pool'), or the same number in every round ('fixed')."
     )
     local_epochs: int | None = _field(None, "Passes of a client over its own examples in a round, instead of 'local_steps'.")
     client_momentum: float = _field(0.0, "Momentum beta of the clients: what they send is a running mean of their updates.")
     momentum_kind: MomentumKind = _field("normalised", "Clients' momentum: 'normalised' (beta m + (1 - beta) g) or 'plain' (beta m + g).")
-    server: ServerOptimiser | None = _field(None, "The server's optimiser (default: SGD); see 'fltrust list optimisers'.", OPTIMISERS)
+    server: ServerOptimiser | None = _part(None, "The server's optimiser (default: SGD); see 'fltrust list optimisers'.", OPTIMISERS)
     metrics: tuple[str, ...] = _field((), "Metrics to record beside the errors; see 'fltrust list metrics'.")
 
     def __post_init__(self) -> None:
+        for name in ("global_lr", "loss"):
+            _require(
+                getattr(self, name) is not None,
+                f"Experiment(...) must be given {name}: no value fits all data. Experiment.on(...) knows the data sets' usual ones, and "
+                "fltrust.run(task, ...) is for your own data",
+            )
         counts = ("num_clients", "rounds", "clients_per_round", "local_steps", "batch_size", "root_size", "evaluate_every")
         for name in counts:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
@@ -151,12 +173,13 @@ class Experiment:
         **changes
             Any other field of `Experiment`.
         """
-        profile = DATASETS.entry(dataset).kind
+        entry = DATASETS.entry(dataset)
+        dataset, profile = entry.name, entry.kind
         for name in changes:
-            known("field", name, FIELDS)
+            known("field", name, FIELDS, MEANT)
         for name in profile.settings:
-            known(f"setting of {dataset}", name, [field for field in FIELDS if field not in ("dataset", "rule", "attack")])
-        settings = checked(Experiment, {**profile.settings, **changes}, {})
+            known(f"setting of {dataset}", name, [field for field in FIELDS if field not in ("dataset", "rule", "attack")], MEANT)
+        settings = {"loss": "sum"} | checked(Experiment, {**profile.settings, **changes}, {})
         for name in ("model", "num_clients", "malicious", "rounds", "batch_size", "global_lr"):
             _require(name in settings, f"{dataset} does not set {name!r}: say it there or with the experiment; no other data's is used")
         if changes.get("split") is not None:
@@ -164,9 +187,8 @@ class Experiment:
             settings["bias"] = None
         elif changes.get("bias") is not None:
             settings.pop("split", None)
-        MODELS.entry(settings["model"])
-        for name in settings.get("metrics", ()):
-            METRICS.entry(name)
+        settings["model"] = MODELS.entry(settings["model"]).name
+        settings["metrics"] = tuple(METRICS.entry(name).name for name in settings.get("metrics", ()))
         _require(settings["num_clients"] >= 1, f"num_clients must be at least 1, not {settings['num_clients']}")
         settings.setdefault("clients_per_round", settings["num_clients"])
         if "malicious" not in changes:  # the paper keeps their fraction when it changes the number of clients
@@ -185,7 +207,7 @@ class Experiment:
     @cached_property
     def key(self) -> str:
         """Names the run's results: equal experiments have equal keys. A field that is added later with a default changes no key."""
-        chosen = plain(self, lambda value, field: value != field.default)
+        chosen = plain(self, lambda value, field: value != field.metadata.get("unnamed", field.default))
         return hashlib.sha256(canonical(chosen).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
@@ -206,6 +228,49 @@ PARTS: dict[str, Registry] = {name: field.metadata["registry"] for name, field i
 _LATER = list(FIELDS)[list(FIELDS).index("split") :]
 
 
+MEANT = {  # what people call fields elsewhere
+    "clients": "num_clients",
+    "n_clients": "num_clients",
+    "num_malicious": "malicious",
+    "num_byzantine": "malicious",
+    "byzantine": "malicious",
+    "lr": "global_lr",
+    "learning_rate": "global_lr",
+    "epochs": "local_epochs",
+    "num_rounds": "rounds",
+    "data": "dataset",
+    "aggregator": "rule",
+    "defense": "rule",
+    "defence": "rule",
+}
+
+
+def _described() -> str:
+    """The fields as the docstring lists them: numpy's style, the words from the fields themselves."""
+    lines = []
+    for name, field in FIELDS.items():
+        registry, default = field.metadata["registry"], field.metadata.get("default", field.default)
+        kind = "str" if name in ("dataset", "model") else _kind(field.type)
+        if registry is not None:
+            kind = registry.singular.capitalize() + (" or None" if default is None else "")
+        help = field.metadata["help"] + (" It must be given." if "unnamed" in field.metadata else "")
+        lines += [f"    {name} : {kind}, default {default!r}", *textwrap.wrap(help, 132, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+    return "\n".join(lines)
+
+
+def _kind(hint: Any) -> str:
+    """A type for readers: '"sum" or "mean"', 'float or None'."""
+    if get_origin(hint) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(hint))
+    if isinstance(hint, UnionType):
+        return " or ".join("None" if part is type(None) else _kind(part) for part in get_args(hint))
+    return str(hint.__name__)
+
+
+if Experiment.__doc__:  # python -OO has none
+    Experiment.__doc__ = Experiment.__doc__.replace("    ----------\n", f"    ----------\n{_described()}\n", 1)
+
+
 def per_round(malicious: int, clients_per_round: int, num_clients: int) -> int:
     """How many malicious clients a round has: on average (participation 'pool') or always ('fixed')."""
     return round(malicious * clients_per_round / num_clients)
@@ -214,8 +279,24 @@ def per_round(malicious: int, clients_per_round: int, num_clients: int) -> int:
 def from_dict(written: Mapping[str, Any]) -> Experiment:
     """An experiment from a TOML file: what it leaves out is usual on its data set, an unknown field is refused by name."""
     for name in written:
-        known("field", name, FIELDS)
+        known("field", name, FIELDS, MEANT)
     return Experiment.on(**written)
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """The fields in a TOML file, for `from_dict`."""
+    return check_fields(read_toml(path), path)
+
+
+def check_fields(written: dict[str, Any], source: object) -> dict[str, Any]:
+    """The fields as they are; an unknown one, or one of another type, is refused with the name of the source."""
+    try:
+        for name in written:
+            known("field", name, FIELDS, MEANT)
+        checked(Experiment, written, {})
+    except InputError as problem:
+        raise InputError(f"{source}: {problem}") from problem
+    return written
 
 
 def from_declaration(written: Mapping[str, Any]) -> Experiment:

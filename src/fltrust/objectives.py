@@ -16,16 +16,16 @@ from fltrust.registry import OBJECTIVES, Registry
 class Objective:
     """A task's loss, prediction and error. Outputs (k, ...) come from the model, targets (k, ...) from the data.
 
-    A subclass defines `loss`, and `predict` (for classes) or `error` (for anything else). Mean squared error, for example:
+    A subclass defines `loss`, and `predict` (for classes) or `error` (for anything else). The absolute error, for example:
 
     >>> import torch
-    >>> class SquaredError(Objective):
+    >>> class AbsoluteError(Objective):
     ...     def loss(self, outputs, targets):
-    ...         return (outputs - targets).square().flatten(1).mean(1)
+    ...         return (outputs.view(targets.shape) - targets).abs()
     ...     def error(self, outputs, targets):
     ...         return self.loss(outputs, targets).clamp(max=1)
-    >>> SquaredError().loss(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
-    tensor([0., 4.])
+    >>> AbsoluteError().loss(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0]))
+    tensor([0., 2.])
     """
 
     registry: ClassVar[Registry] = OBJECTIVES
@@ -79,7 +79,8 @@ class CrossEntropy(Objective):
         if outputs.shape[:-1] == targets.shape and outputs.shape[-1] >= num_classes:
             return None
         wanted = f"{num_classes} numbers" if targets.dim() == 1 else f"outputs of shape {(*targets.shape[1:], num_classes)}"
-        return f"the model must give {wanted} for an example, not {tuple(outputs.shape[1:])}"
+        hint = ": with one logit, the objective is 'binary'" if num_classes == 2 and outputs.shape[1:] in ((), (1,)) else ""
+        return f"the model must give {wanted} for an example, not {tuple(outputs.shape[1:])}{hint}"
 
 
 @OBJECTIVES.register("binary", label="binary cross-entropy")
@@ -107,9 +108,37 @@ class BinaryCrossEntropy(Objective):
         return super().error(outputs.view(targets.shape), targets)
 
     def misfit(self, outputs: Tensor, targets: Tensor, num_classes: int) -> str | None:
-        if outputs.shape in (targets.shape, (*targets.shape, 1)):
-            return None
-        return f"the model must give logits of shape {tuple(targets.shape[1:])} for an example, not {tuple(outputs.shape[1:])}"
+        return _shape_misfit("logits", outputs, targets)
+
+
+@OBJECTIVES.register("squared-error", label="squared error")
+@dataclass(frozen=True)
+class SquaredError(Objective):
+    """Regression: one number per example (targets (k,), outputs (k,) or (k, 1)) or several (targets and outputs (k, L)).
+
+    The loss is the mean squared error of an example's numbers. The error is the same, but at most 1, since errors are shares: scale the
+    targets to a deviation of about 1. The metric `test_loss` is the mean squared error without that limit.
+
+    >>> import torch
+    >>> outputs, targets = torch.tensor([[1.0], [3.5]]), torch.tensor([0.5, 1.5])
+    >>> SquaredError().loss(outputs, targets), SquaredError().error(outputs, targets)
+    (tensor([0.2500, 4.0000]), tensor([0.2500, 1.0000]))
+    """
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return _per_example((outputs.view(targets.shape) - targets).square())
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(outputs, targets).clamp(max=1)
+
+    def misfit(self, outputs: Tensor, targets: Tensor, num_classes: int) -> str | None:
+        return _shape_misfit("numbers", outputs, targets)
+
+
+def _shape_misfit(what: str, outputs: Tensor, targets: Tensor) -> str | None:
+    if outputs.shape in (targets.shape, (*targets.shape, 1)):
+        return None
+    return f"the model must give {what} of shape {tuple(targets.shape[1:])} for an example, not {tuple(outputs.shape[1:])}"
 
 
 def _per_example(values: Tensor) -> Tensor:

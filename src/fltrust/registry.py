@@ -102,8 +102,10 @@ class Registry(Mapping[str, Any]):
         return add
 
     def entry(self, name: str) -> Entry:
-        """What is known of a name; an unknown one is refused, with the nearest known one."""
+        """What is known of a name, in small letters or large; an unknown one is refused, with the nearest known one."""
         self._load()
+        if isinstance(name, str) and name not in self._entries and name.lower() in (*self._entries, *self._broken):
+            name = name.lower()
         if isinstance(name, str) and name in self._broken:
             raise InputError(f"{self.singular} {name!r}: {self._broken[name]}")
         if isinstance(name, str) and name not in self._entries and self.finder and (found := self.finder(name)) is not None:
@@ -241,10 +243,11 @@ def where_in(problem: BaseException, path: Path) -> str:
     return f"line {line}: " if line else ""
 
 
-def known(what: str, name: str, names: Collection[str]) -> str:
-    """The name, if it is one of the names; else an error that helps."""
+def known(what: str, name: str, names: Collection[str], others: Mapping[str, str] | None = None) -> str:
+    """The name, if it is one of the names; else an error that helps. `others`: what people may call them instead."""
     if isinstance(name, str) and name in names:
         return name
-    begun = [longer for longer in names if name and longer.startswith(str(name))]
-    near = " or ".join(map(repr, begun or difflib.get_close_matches(str(name), list(names), n=1)))
+    said = str(name).lower()
+    meant = [others[said]] if others and others.get(said) in names else [longer for longer in names if said and longer.startswith(said)]
+    near = " or ".join(map(repr, meant or difflib.get_close_matches(said, list(names), n=1)))
     raise InputError(f"unknown {what} {name!r}" + (f": did you mean {near}?" if near else f"; known: {', '.join(names)}"))

@@ -45,7 +45,8 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
     >>> _ = torch.nn.init.zeros_(model.weight)
     >>> clients, root = np.arange(6).reshape(3, 2), np.array([6, 7])
     >>> task = Task.from_arrays(inputs, targets, inputs[:2], targets[:2], clients=list(clients), root=root, model=model)
-    >>> run = Experiment(num_clients=3, clients_per_round=3, malicious=0, rounds=2, batch_size=2, global_lr=1.0, evaluate_every=1)
+    >>> rates = {"global_lr": 1.0, "loss": "mean"}
+    >>> run = Experiment(num_clients=3, clients_per_round=3, malicious=0, rounds=2, batch_size=2, evaluate_every=1, **rates)
     >>> for record in simulate(run, task):
     ...     print(record.round, record.test_error)
     1 0.0

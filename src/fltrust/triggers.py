@@ -10,6 +10,9 @@ from fltrust.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
+# What an attack says that was not given one.
+NO_TRIGGER = "needs a trigger, and these data have none of their own: give one, such as Trigger(where=((0, 0),), value=1.0, target=0)"
+
 
 @dataclass(frozen=True)
 class Trigger:

@@ -16,7 +16,7 @@ from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.rules.rows import measure, median_of
 from fltrust.state import Memory
-from fltrust.triggers import Trigger
+from fltrust.triggers import NO_TRIGGER, Trigger
 
 
 @ATTACKS.register("dba", label="DBA", reference="Xie, Huang, Chen, Li, ICLR 2020")
@@ -207,7 +207,7 @@ class EdgeCase(Attack):
 
 def _check_trigger(name: str, trigger: Trigger | None) -> None:
     if trigger is None:
-        raise InputError(f"{name} must be told its trigger: these data have none of their own")
+        raise InputError(f"{name} {NO_TRIGGER}")
 
 
 def _check_share(name: str, share: float) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fltrust.attacks.attack import Attack, Backdoor, Knowledge, MaliciousClient, check_choice
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
-from fltrust.triggers import Trigger
+from fltrust.triggers import NO_TRIGGER, Trigger
 
 
 @ATTACKS.register("none", label="No attack", look=Look("grey", "o"))
@@ -87,7 +87,7 @@ class Scaling(Attack):
 
     def __post_init__(self) -> None:
         if self.trigger is None:
-            raise InputError("the Scaling attack must be told its trigger: these data have none of their own")
+            raise InputError(f"the Scaling attack {NO_TRIGGER}")
 
     def poison(self, images: Tensor, labels: Tensor, client: MaliciousClient) -> tuple[Tensor, Tensor]:
         target = torch.full_like(labels, self.trigger.target)

@@ -11,6 +11,7 @@ import typer
 
 from fltrust.cli.data import app as data_app
 from fltrust.cli.options import GRID, with_experiment_options
+from fltrust.cli.root import app as root_app
 from fltrust.errors import InputError
 from fltrust.registry import plugin_fault
 from fltrust.version import __version__
@@ -24,6 +25,7 @@ app = typer.Typer(
     "Start with [bold]fltrust demo[/bold]; it needs no download and takes about a minute.",
 )
 app.add_typer(data_app, name="data", help="The data sets: which there are, fetch them, check them.")
+app.add_typer(root_app, name="root")
 
 
 def main() -> None:

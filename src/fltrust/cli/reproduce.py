@@ -34,6 +34,7 @@ def reproduce(
             raise InputError("other authors' numbers are run table by table: leave out --dataset, --attack and --rule")
         run_checks(names, seeds=seeds, how=how)
         return
+    only_datasets, only_attacks, only_rules = ([name.lower() for name in given] for given in (only_datasets, only_attacks, only_rules))
     for what, given, registry in (
         ("table or figure", names, {**EXHIBITS, **TABLES, EVERY_CHECK: None}),
         ("dataset", only_datasets, DATASETS),

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fltrust.codec import read_toml
 from fltrust.errors import InputError
-from fltrust.experiment import from_dict
+from fltrust.experiment import from_dict, read_experiment
 from fltrust.options import assigned
 from fltrust.registry import load_plugin
 from fltrust.running.loggers import logger
@@ -32,7 +31,7 @@ def run_one(
 ) -> None:
     for plugin in plugins:
         load_plugin(plugin)
-    run = from_dict(assigned({**(read_toml(config) if config else {}), **given}, settings))
+    run = from_dict(assigned({**(read_experiment(config) if config else {}), **given}, settings))
     loggers = [logger(choice) for choice in logs]  # a misspelt or missing one is refused before any work
     task = build_task(run, device=chosen_device(device, run.precision), data_dir=data_dir)
     screen = Console(stderr=True)

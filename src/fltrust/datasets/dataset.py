@@ -42,6 +42,7 @@ class Examples:
     warnings: tuple[str, ...] = ()  # what a reader of the results should know about these files
     objective: Any = "cross-entropy"  # an Objective, its name, or a table with its name and parameters
     settings: Mapping[str, Any] = field(default_factory=dict)  # of one's own data: the usual fields of an experiment; see `Profile`
+    root: Labels | None = None  # which training examples are the server's; None: `Experiment.root_size` of them are drawn
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,19 @@
 """One's own data, named on the command line: `--task my_task.py:build` or `--task folder/`. Their experiments' `dataset` is that name.
 
     my_task.py:build    a function without arguments that returns `Examples` with `settings`; the file may also register a model
-    folder/             train_inputs.npy, train_targets.npy, test_inputs.npy, test_targets.npy, perhaps owners.npy, and task.toml
+    folder/             train_inputs.npy, train_targets.npy, test_inputs.npy, test_targets.npy and task.toml; perhaps owners.npy (the user
+                        of each training example) and root.npy (which training examples are the server's root set)
 
 task.toml holds the usual settings of an experiment on these data; model, num_clients, malicious, rounds, batch_size and global_lr must be
-there, since no other data's would do. It may also say `objective` (default: cross-entropy) and `num_classes`, how many outputs the model
-has (default: what the targets need):
+there, since no other data's would do. The loss is the mean over a batch unless `loss` says otherwise. It may also say `objective`
+(default: cross-entropy) and `num_classes`, how many outputs the model has (default: what the targets need):
 
     model = "mlp"
     num_clients = 20
     malicious = 4
     rounds = 200
     batch_size = 32
-    global_lr = 0.01
+    global_lr = 0.1
 
 Arrays are read as plain numbers, never unpickled. A result names the sha256 of every file, and of the arrays that a function built.
 """
@@ -34,6 +35,7 @@ from fltrust.codec import built, read_toml
 from fltrust.datasets.dataset import Examples, Profile
 from fltrust.datasets.reading import DamagedError
 from fltrust.errors import InputError
+from fltrust.experiment import check_fields
 from fltrust.registry import OBJECTIVES, load_plugin, where_in
 
 SETTINGS = "task.toml"
@@ -48,17 +50,24 @@ def find(name: str) -> Profile | None:
         return None
     if colon and file.endswith(".py"):
         examples = _built(Path(file).resolve(), function)
-        return _profile(name, examples.settings, examples.owners is not None, lambda data_dir: examples)
+        return _profile(name, examples.settings, examples.owners is not None, examples.root, lambda data_dir: examples)
     if Path(name).is_dir():
-        settings = read_toml(Path(name) / SETTINGS)
+        folder = Path(name)
+        settings = read_toml(folder / SETTINGS)
         chosen: dict[str, Any] = {part: settings.pop(part) for part in ("objective", "num_classes") if part in settings}
-        return _profile(name, settings, (Path(name) / "owners.npy").exists(), partial(_load_folder, Path(name), chosen))
+        check_fields(settings, folder / SETTINGS)
+        root = read_npy("root.npy", _read(folder / "root.npy")) if (folder / "root.npy").exists() else None
+        return _profile(name, settings, (folder / "owners.npy").exists(), root, partial(_load_folder, folder, chosen))
     raise InputError(f"no task {name}: it must be a folder with a {SETTINGS}, or a file and its function, my_task.py:build")
 
 
-def _profile(name: str, settings: Mapping[str, Any], by_owner: bool, load: Any) -> Profile:
-    by_user = {"bias": None} if by_owner or "split" in settings else {}
-    return Profile({**by_user, **settings}, name, load=load)
+def _profile(name: str, settings: Mapping[str, Any], by_owner: bool, root: NDArray[Any] | None, load: Any) -> Profile:
+    usual: dict[str, Any] = {"loss": "mean"}  # so that the learning rate is the usual one of SGD
+    if by_owner or "split" in settings:
+        usual["bias"] = None
+    if root is not None:
+        usual["root_size"] = root.size
+    return Profile({**usual, **settings}, name, load=load)
 
 
 # ---------------------------------------------------------------- a function
@@ -82,7 +91,7 @@ def _built(path: Path, function: str) -> Examples:
     except InputError as problem:
         raise InputError(f"{name}: {problem}") from problem
     digest = hashlib.sha256()
-    for array in (examples.train, examples.train_labels, examples.test, examples.test_labels, examples.owners):
+    for array in (examples.train, examples.train_labels, examples.test, examples.test_labels, examples.owners, examples.root):
         if array is not None:
             digest.update(f"{array.dtype.str} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     code = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -93,13 +102,14 @@ def _built(path: Path, function: str) -> Examples:
 
 
 def _load_folder(folder: Path, chosen: Mapping[str, Any], data_dir: str | None) -> Examples:
-    names = [*ARRAYS, *(["owners"] if (folder / "owners.npy").exists() else [])]
+    names = [*ARRAYS, *(name for name in ("owners", "root") if (folder / f"{name}.npy").exists())]
     files = {name: _read(folder / name) for name in (SETTINGS, *(f"{name}.npy" for name in names))}
     try:
         arrays = {name: read_npy(f"{name}.npy", files[f"{name}.npy"]) for name in names}
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         train, targets, test, test_targets = (arrays[name] for name in ARRAYS)
-        return _checked(replace(Examples(train, targets, test, test_targets, owners=arrays.get("owners"), files=hashes), **chosen))
+        owners, root = arrays.get("owners"), arrays.get("root")
+        return _checked(replace(Examples(train, targets, test, test_targets, owners=owners, root=root, files=hashes), **chosen))
     except InputError as problem:
         raise InputError(f"{folder}: {problem}") from problem
 
@@ -155,4 +165,14 @@ def _checked(examples: Examples) -> Examples:
         if not isinstance(owners, np.ndarray) or owners.shape != (len(labels),) or owners.dtype.kind not in "iu":
             raise InputError(f"owners must be {len(labels):,} whole numbers, one per training example")
         owners = np.unique(owners, return_inverse=True)[1].astype(np.int64)  # users count from 0 on
-    return replace(examples, train_labels=labels, test_labels=test_labels, num_classes=count, owners=owners)
+    root = None if examples.root is None else root_indices(examples.root, len(labels))
+    return replace(examples, train_labels=labels, test_labels=test_labels, num_classes=count, owners=owners, root=root)
+
+
+def root_indices(root: Any, count: int) -> NDArray[np.int64]:
+    """A root set as indices into `count` training examples; anything else is refused."""
+    if not isinstance(root, np.ndarray) or root.ndim != 1 or root.dtype.kind not in "iu" or not len(root):
+        raise InputError("root must be whole numbers: which training examples are the server's")
+    if root.min() < 0 or root.max() >= count or len(np.unique(root)) < len(root):
+        raise InputError(f"root must name training examples, 0 to {count - 1:,}, each at most once")
+    return root.astype(np.int64)

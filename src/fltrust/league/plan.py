@@ -44,6 +44,7 @@ def _has_trigger(attack: str) -> bool:
 
 def chosen(datasets: Collection[str] = (), rules: Collection[str] = (), attacks: Collection[str] = ()) -> list[Board]:
     """The boards, or what is asked for by name: of the league, or any other data set, rule ("nnm+krum") and attack, such as one's own."""
+    datasets, rules, attacks = ([name.lower() for name in names] for names in (datasets, rules, attacks))
     for name in datasets:
         known("dataset", name, DATASETS)
     rows = _rows(rules)

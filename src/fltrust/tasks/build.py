@@ -46,7 +46,8 @@ def build_task(
     >>> from fltrust.datasets import Examples
     >>> inputs, targets = np.array([[-1.0], [1.0]] * 10, np.float32), np.array([0, 1] * 10)
     >>> points = Examples(inputs, targets, inputs[:2], targets[:2], num_classes=2)
-    >>> run = Experiment(dataset="points", model="logistic", num_clients=4, clients_per_round=4, malicious=1, root_size=4)
+    >>> numbers = {"num_clients": 4, "clients_per_round": 4, "malicious": 1, "root_size": 4, "global_lr": 0.1, "loss": "mean"}
+    >>> run = Experiment(dataset="points", model="logistic", **numbers)
     >>> build_task(run, load=lambda name, data_dir: points)
     Task(20 + 2 examples of shape (1,), float32; 2 classes; 4 clients, 1 malicious; root set of 4; LogisticRegression with 4 weights; cpu)
     """
@@ -68,6 +69,7 @@ def build_task(
         root_bias=run.root_bias,
         root_sampling=run.root_sampling,
         malicious=run.malicious,
+        root=_own_root(run, examples),
         rng=stream(run.seed, "partition"),
     )
     shuffled = stream(run.seed, "malicious").permutation(run.num_clients)  # so that chance decides who is malicious
@@ -96,6 +98,13 @@ def build_task(
     )
 
 
+def _own_root(run: Experiment, examples: Examples) -> NDArray[np.int64] | None:
+    """The root set that the data name themselves."""
+    if examples.root is not None and len(examples.root) != run.root_size:
+        raise InputError(f"{run.dataset} names {len(examples.root)} examples as the root set: leave out root_size = {run.root_size}")
+    return examples.root
+
+
 def _plugins(run: Experiment) -> dict[str, str]:
     """The plug-ins that the run uses, as files whose change another run would need."""
     named = [MODELS.entry(run.model).kind, *(METRICS.entry(name).kind for name in run.metrics)]
@@ -107,6 +116,6 @@ def _labels(run: Experiment, examples: Examples, objective: Objective) -> tuple[
     """The class of each training example, for splitting, and how many there are; examples without a single class are all alike."""
     if examples.train_labels.ndim == 1 and objective.classes != 0:
         return examples.train_labels, objective.classes or examples.num_classes
-    if run.bias is not None or run.root_sampling != "random":
-        raise InputError(f"{run.dataset}: examples have no single class: set bias = None (by user or 'split'), root_sampling = 'random'")
+    if run.bias is not None or (run.root_sampling != "random" and examples.root is None):
+        raise InputError(f'{run.dataset}: examples have no single class: set split = {{ name = "iid" }} and root_sampling = "random"')
     return np.zeros(len(examples.train_labels), np.int64), 1

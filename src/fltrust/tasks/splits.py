@@ -37,9 +37,12 @@ def partition(
     root_bias: float | None = None,
     root_sampling: str = "quota",
     malicious: int = 0,
+    root: Indices | None = None,
     rng: np.random.Generator,
 ) -> Partition:
     """Splits the examples by `split`, else by bias q, else by their owners, and takes the root set out. All indices are ascending.
+
+    root: the root set, instead of one that is drawn.
 
     Every example first gets its client, then the root set is drawn from all of them and removed. So the clients' data hardly change with
     the root set's size. The sizes that a split promises are those before the root set is removed.
@@ -51,7 +54,9 @@ def partition(
         )
     split = split or (Users() if bias is None else Bias(bias))
     clients = split(labels, owners, num_clients, num_classes, rng, malicious)
-    if root_sampling == "quota":
+    if root is not None:
+        root = np.sort(root)
+    elif root_sampling == "quota":
         root = sample_root(labels, root_size, num_classes, rng, root_bias)
     else:
         root = np.sort(rng.permutation(len(labels))[:root_size])

@@ -3,8 +3,11 @@
 k examples; the malicious clients come first.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,10 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fltrust.attacks.attack import Attack, MaliciousClient, relabelled
+from fltrust.codec import built
 from fltrust.errors import InputError
 from fltrust.models import Model
 from fltrust.objectives import CrossEntropy, Objective
-from fltrust.randomness import reseed
+from fltrust.randomness import reseed, stream
+from fltrust.registry import ATTACKS, OBJECTIVES
+from fltrust.tasks.splits import IID, Split, partition
 
 Indices = NDArray[np.int64]
 
@@ -92,13 +98,14 @@ class Task:
         test_inputs: NDArray[np.generic],
         test_targets: ArrayLike,
         *,
-        clients: Sequence[Indices],
-        root: Indices,
+        clients: Sequence[Indices] | int,
+        root: Indices | int,
         model: nn.Module,
-        objective: Objective = CrossEntropy(),  # noqa: B008
+        split: Split | None = None,
+        objective: Objective | str = CrossEntropy(),  # noqa: B008
         num_classes: int | None = None,
         malicious: int = 0,
-        attack: Attack | None = None,
+        attack: Attack | str | None = None,
         seed: int = 0,
         device: str = "cpu",
         files: dict[str, str] | None = None,
@@ -112,22 +119,26 @@ class Task:
             (k, ...). Bytes (uint8) are pixels and are divided by 255. Other integers are tokens. All other numbers become float32.
         targets, test_targets : arrays
             (k, ...), as the objective wants them. For CrossEntropy: classes from 0 on, one per example or per token.
-        clients : sequence of arrays
-            The examples of each client, as indices into `inputs`. No example may be held twice.
-        root : array
-            The server's examples, as indices into `inputs`.
+        clients : sequence of arrays, or int
+            The examples of each client, as indices into `inputs`. No example may be held twice. A number: so many clients, between whom
+            the examples are split.
+        root : array, or int
+            The server's examples, as indices into `inputs`. A number (if `clients` is one): so many, as many of each class.
         model : torch.nn.Module
-            Any module that takes a batch of inputs. Its parameters are the first weights.
-        objective : Objective, default CrossEntropy()
-            The loss and the prediction.
+            Any module that takes a batch of inputs. Its parameters are the first weights. Dropout layers work; batch norm uses each batch's
+            statistics in training and the root set's in tests.
+        split : Split or None, default None
+            How the examples are split if `clients` is a number; None splits them at random and evenly. See 'fltrust list splits'.
+        objective : Objective or str, default CrossEntropy()
+            The loss and the prediction: "cross-entropy", "binary" (one logit per answer), "squared-error", or one of your own.
         num_classes : int or None, default None
             None counts the classes of the targets.
         malicious : int, default 0
             The first so many clients follow the `attack`.
-        attack : Attack or None, default None
+        attack : Attack, str or None, default None
             It poisons the malicious clients' examples.
         seed : int, default 0
-            Of the randomness with which it does so.
+            Of the randomness with which it does so, and of the split.
         device : str, default "cpu"
             Where the examples and the model are kept: "cpu" or "cuda".
         files : dict or None, default None
@@ -146,6 +157,12 @@ class Task:
         ... )
         Task(16 + 4 examples of shape (8,), int64; 5 classes; 2 clients, 0 malicious; root set of 4; Embedding with 25 weights; cpu)
         """
+        objective = cast(Objective, built(OBJECTIVES, objective, {}))
+        attack = None if attack is None else cast(Attack, built(ATTACKS, attack, {}))
+        if isinstance(clients, int | np.integer):
+            clients, root = _split(np.asarray(targets), clients, root, split, objective, num_classes, malicious, seed)
+        elif isinstance(root, int | np.integer) or split is not None:
+            raise InputError("the clients' examples are given: root must be indices too, and there is nothing to split")
         clients = tuple(np.asarray(own, np.int64) for own in clients)
         root = np.asarray(root, np.int64)
         if not 0 <= malicious <= len(clients):
@@ -185,7 +202,7 @@ class Task:
             warnings=warnings,
         )
         task._try_model()
-        return task._poisoned(attack, seed)._to(torch.device(device))
+        return task._poisoned(attack, seed).to(device)
 
     def _try_model(self) -> None:
         """Refuses what could not work, before any work."""
@@ -197,12 +214,18 @@ class Task:
         if self.attack is not None and trigger is None:
             self.attack.backdoor(self.test_inputs[:2], self.test_targets[:2])
         inputs, targets = self._hardest()
+        chance = torch.get_rng_state()
         try:
             outputs = self.model.outputs(self.model.initial_weights, inputs)
             shape = tuple(outputs.shape)
         except Exception as problem:  # any module may be given
             kind = f"shape {tuple(inputs.shape[1:])}, {str(inputs.dtype).removeprefix('torch.')}"
             raise InputError(f"the model cannot take examples of {kind}: {_one_line(problem)}") from problem
+        if not torch.equal(torch.get_rng_state(), chance):
+            raise InputError(
+                "the model draws random numbers of its own, so no run could be repeated: use layers of nn.Dropout, "
+                "not functional.dropout nor the dropout=... of attention and recurrent layers"
+            )
         name = type(self.objective).__name__
         if not shape or shape[0] != len(targets):
             raise InputError(f"the model must give an output for each example: {len(targets)} examples gave outputs of shape {shape}")
@@ -267,7 +290,30 @@ class Task:
             count += len(flipped)
         return replace(self, inputs=torch.cat(inputs), targets=torch.cat(targets), clients=tuple(clients))
 
-    def _to(self, device: torch.device) -> "Task":
+    def attacked(self, attack: Attack, malicious: int | None = None, seed: int = 0) -> "Task":
+        """The task whose first `malicious` clients (None: as many as it says itself) follow the attack, which may poison their examples."""
+        malicious = self.malicious if malicious is None else malicious
+        if (attack, malicious) == (self.attack, self.malicious):
+            return self
+        if self.attack is not None and self.malicious and self.attack.poisons:
+            raise InputError(f"the task's data are poisoned for {type(self.attack).__name__} already: build it without an attack")
+        if not 0 <= malicious <= len(self.clients):
+            raise InputError(f"{malicious} malicious clients of {len(self.clients)}")
+        task = replace(self.to("cpu"), attack=attack, malicious=malicious)
+        task._try_model()
+        return task._poisoned(attack, seed).to(self.device)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of everything that decides a run's numbers: the examples, who holds them, the first weights and the objective."""
+        digest = hashlib.sha256(f"{self.objective} {self.attack} {self.malicious} {self.model.module}".encode())
+        tensors = (self.inputs, self.targets, self.test_inputs, self.test_targets, self.model.initial_weights)
+        for array in (*(tensor.cpu().numpy() for tensor in tensors), self.root, *self.clients):
+            digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def to(self, device: str | torch.device) -> "Task":
+        """The task with its examples and its model on a device."""
         self.model.module.to(device)  # its buffers and frozen parameters
         tensors = {name: getattr(self, name).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")}
         return replace(self, **tensors)
@@ -286,6 +332,37 @@ def standardised(train: NDArray[np.generic], test: NDArray[np.generic]) -> tuple
     mean, deviation = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
     scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
     return ((train - mean) * scale).astype(np.float32), ((test - mean) * scale).astype(np.float32)
+
+
+def _split(
+    targets: NDArray[np.generic],
+    num_clients: int,
+    root_size: Indices | int,
+    split: Split | None,
+    objective: Objective,
+    num_classes: int | None,
+    malicious: int,
+    seed: int,
+) -> tuple[list[Indices], Indices]:
+    """The examples of so many clients, and the root set."""
+    if not isinstance(root_size, int | np.integer):
+        raise InputError("the clients' examples are to be split: root must be a number too")
+    classes = targets.ndim == 1 and targets.dtype.kind in "biu" and objective.classes != 0
+    labels = targets.astype(np.int64) if classes else np.zeros(len(targets), np.int64)
+    count = objective.classes or num_classes or int(labels.max(initial=0)) + 1
+    sampling = "quota" if classes else "random"
+    held = partition(
+        labels,
+        None,
+        num_clients=int(num_clients),
+        num_classes=count,
+        split=split or IID(),
+        root_size=int(root_size),
+        root_sampling=sampling,
+        malicious=malicious,
+        rng=stream(seed, "partition"),
+    )
+    return held.clients, held.root
 
 
 def _as_inputs(inputs: NDArray[np.generic]) -> Tensor:
