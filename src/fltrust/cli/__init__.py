@@ -1,6 +1,5 @@
 """The command line. Only typer is imported here; what is heavy is imported by the command that needs it."""
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -10,11 +9,13 @@ import typer
 
 from fltrust.cli.data import app as data_app
 from fltrust.cli.options import with_experiment_options
+from fltrust.cli.stopping import Commands, Stopped
 from fltrust.errors import InputError
 from fltrust.registry import plugin_fault
 from fltrust.version import __version__
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -32,18 +33,19 @@ def main() -> None:
         app()
     except InputError as problem:
         _stop(str(problem))
+    except Stopped as stop:
+        _stop(str(stop), stop.code)
     except OSError as problem:  # a full disk, a folder that is none
-        kept = "; what was written before stays readable" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        _stop(f"{problem.filename or 'writing'}: {problem.strerror or problem}{kept}")
+        _stop(f"{problem.filename or 'writing'}: {problem.strerror or problem}")
     except Exception as problem:
         if not (fault := plugin_fault(problem)):
             raise
         _stop(fault)
 
 
-def _stop(line: str) -> None:
+def _stop(line: str, code: int = 2) -> None:
     print("fltrust: " + " ".join(line.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _version(asked: bool) -> None:
