@@ -15,7 +15,7 @@ from fltrust.options import assigned
 from fltrust.registry import load_plugin
 from fltrust.running.loggers import logger
 from fltrust.running.loop import play
-from fltrust.running.sinks import Shown, describe, errors
+from fltrust.running.sinks import ProgressBar, describe, errors
 from fltrust.store.records import read_records
 from fltrust.tasks.build import build_task
 
@@ -40,7 +40,7 @@ def run_one(
     for warning in task.warnings:
         screen.print(f"note: {warning}", style="yellow", highlight=False, markup=False)
     path = out or Path("runs") / run.key
-    shown = Shown(screen)
+    shown = ProgressBar(screen)
     with resumable(lambda: _stopped(shown.round, run.rounds, path)):
         play(run, task, [shown, *loggers], path=path)
     last = read_records(path)[-1]

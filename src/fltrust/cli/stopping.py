@@ -5,9 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
-
-from typer.core import TyperGroup
+from typing import NoReturn
 
 from fltrust.errors import InputError
 
@@ -24,16 +22,6 @@ class Stopped(Exception):  # noqa: N818
 
 class Terminated(KeyboardInterrupt):
     """A `kill`, which is handled as Ctrl-C is."""
-
-
-class Commands(TyperGroup):
-    """The commands of the program: Ctrl-C ends each of them with a line."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            raise Stopped("stopped", stop) from None
 
 
 @contextmanager

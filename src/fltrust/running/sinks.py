@@ -61,7 +61,7 @@ class Checkpoints(Sink):
         self._saved = self._clock()
 
 
-class Shown(Sink):
+class ProgressBar(Sink):
     """Shows a person how far a run is, with the last errors: a bar on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, screen: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +71,7 @@ class Shown(Sink):
     def start(self, run: Experiment, after: int, path: Path | None) -> None:
         self.round, self._rounds, self._shows_trust = after, run.rounds, run.rule.needs_root
         if after == run.rounds:
-            self._progress.say(f"{path}: was finished already; to extend it: --rounds MORE --out {path}")
+            self._progress.say(f"{path}: was finished already (more rounds in this folder extend it)")
             return
         if after:
             self._progress.say(f"{path}: resumes after round {after:,}")
