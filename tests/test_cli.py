@@ -243,6 +243,14 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--task", "raises.py:build"], "line 1: ZeroDivisionError"),
         (["run", "--task", "full", "--dataset", "mnist-5k"], "--task and --dataset both name the data"),
         (["list", "rules", "--plugin", "raises.py"], "line 1: ZeroDivisionError"),
+        (["run", "--out", "damaged", "--dataset", "mnist-5k"], "damaged/experiment.json cannot be read"),
+        (["run", "--out", "other", "--dataset", "mnist-5k"], "other/experiment.json declares no experiment"),
+        (["audit", "none"], "there is no folder none"),
+        (["audit", "none", "--follow"], "there is no folder none"),
+        (["audit", "trim.toml"], "trim.toml is a file"),
+        (["audit", "full"], "full is no run directory: it has no experiment.json"),
+        (["audit", "other"], "other has no round to show yet"),
+        (["watch", "trim.toml"], "trim.toml is a file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], line: str) -> None:
@@ -251,6 +259,9 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     (tmp_path / "raises.py").write_text("1 / 0")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
+    for name, declared in (("damaged", "{"), ("other", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.json").write_text(declared)
     done = fltrust(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert line in done.stderr

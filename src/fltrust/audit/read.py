@@ -88,7 +88,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, path / "records.jsonl"
         if not path.exists():
-            raise InputError(f"there is no {path}")
+            raise InputError(f"there is no folder {path}")
         if not path.is_dir():
             raise InputError(f"{path} is a file: name the run directory")
         if not (path / "experiment.json").is_file():

@@ -39,6 +39,6 @@ def resumable(stopped: Callable[[], str]) -> Iterator[None]:
     except OSError as problem:
         if problem.errno not in FULL:
             raise
-        raise InputError(f"{problem.filename}: {problem.strerror}; make room, and the same command resumes") from problem
+        raise InputError(f"{problem.filename or 'writing'}: {problem.strerror}; make room, and the same command resumes") from problem
     finally:
         signal.signal(signal.SIGTERM, before)

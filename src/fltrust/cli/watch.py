@@ -16,5 +16,5 @@ def watch(path: Path, *, host: str, port: int | None, open_browser: bool) -> Non
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file: name the run directory")
     if not path.exists():
-        print(f"there is no {path} yet: the page waits for it", file=sys.stderr)
+        print(f"there is no folder {path} yet: the page waits for it", file=sys.stderr)
     serve(path, host=host, port=port, open_browser=open_browser)
