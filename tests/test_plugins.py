@@ -96,8 +96,10 @@ def test_a_rule_that_fails_is_one_line_and_earlier_records_stay(folder: Path, bo
     source = MINE.replace("return Aggregate(mean, None), mean", f"return {body}" if body == "None" else f"return {body}, mean")
     (folder / "mine.py").write_text(source)
     done = fltrust(*RUN, "--out", "mine", cwd=folder)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert said in done.stderr
+    assert done.returncode == 2, done.stderr
+    *before, last = done.stderr.splitlines()
+    assert said in last
+    assert all(": round " in line for line in before)  # a slow machine says how far it is
     if "round" in body:  # those that fail in the third round only
         assert [json.loads(line)["round"] for line in (folder / "mine" / "records.jsonl").read_text().splitlines()] == [1, 2]
 
