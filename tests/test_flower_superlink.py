@@ -681,7 +681,8 @@ def test_a_node_cannot_pass_for_one_that_is_offline(tmp_path: Path) -> None:
 
 def test_a_node_that_is_offline_is_missing(tmp_path: Path) -> None:
     def away(link: Link, node: int, message: Message) -> None:
-        time.sleep(0.5)
+        while node in link.state.get_nodes(link.run):  # until the SuperLink misses its heartbeat
+            time.sleep(0.01)
 
     link = Link({0: away}, honest=2)
     link.state.acknowledge_node_heartbeat(link.ids[0], 0.1)

@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from stopped import PROGRAM, stopped
 
 from fltrust.experiment import Experiment
 from fltrust.registry import RULES, load_plugin
@@ -37,7 +36,6 @@ class SlowMean(Rule):
         mean = self.keep * memory + (1 - self.keep) * received.updates.mean(0)
         return Aggregate(mean, None), mean
 '''
-PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
 RUN = ["run", "--plugin", "mine.py", "--rule", "slow-mean", "--dataset", "mnist-5k", "--rounds", "8", "--evaluate-every", "1"]
 RUN += ["--batch-size", "4", "--attack", "trim", "--device", "cpu", "--set", "rule.keep=0.75"]
 
@@ -59,13 +57,8 @@ def arrays(path: Path) -> dict[str, bytes]:
 
 def test_it_survives_kill_minus_nine_with_the_same_bits_and_is_reported_without_its_file(folder: Path) -> None:
     assert fltrust(*RUN, "--out", "runs/whole", cwd=folder).returncode == 0
-    process = subprocess.Popen([*PROGRAM, *RUN, "--out", "runs/broken"], cwd=folder)
+    assert stopped([*RUN, "--out", "runs/broken"], cwd=folder, records=3, by=signal.SIGKILL)[0] == -signal.SIGKILL
     records = folder / "runs" / "broken" / "records.jsonl"
-    while not records.exists() or len(records.read_bytes().splitlines()) < 3:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     done = fltrust(*RUN, "--out", "runs/broken", cwd=folder)
     assert "resumes after round" in done.stderr
     whole, broken = arrays(folder / "runs" / "whole"), arrays(folder / "runs" / "broken")
@@ -101,8 +94,10 @@ def test_a_rule_that_fails_is_one_line_and_earlier_records_stay(folder: Path, bo
     source = MINE.replace("return Aggregate(mean, None), mean", f"return {body}" if body == "None" else f"return {body}, mean")
     (folder / "mine.py").write_text(source)
     done = fltrust(*RUN, "--out", "mine", cwd=folder)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert said in done.stderr
+    assert done.returncode == 2, done.stderr
+    *before, last = done.stderr.splitlines()
+    assert said in last
+    assert all(": round " in line for line in before)  # a slow machine says how far it is
     if "round" in body:  # those that fail in the third round only
         assert [json.loads(line)["round"] for line in (folder / "mine" / "records.jsonl").read_text().splitlines()] == [1, 2]
 

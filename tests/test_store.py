@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,10 +19,11 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.record import Record
 from fltrust.round import first_state
-from fltrust.rules import CentredClipping, FLTrust, FoolsGold
+from fltrust.rules import NNM, CentredClipping, FLTrust, FoolsGold, Krum
 from fltrust.running.loop import play
 from fltrust.running.sinks import Checkpoints, Sink
 from fltrust.simulation import simulate
+from fltrust.store.differences import differences
 from fltrust.store.directory import RunDirectory
 from fltrust.store.records import read_records, read_run, shares_of
 from fltrust.training.optimisers import Adam
@@ -124,19 +124,18 @@ def or_die(function):
         return function(*arguments)
     return call
 
-directory.sync, directory.rename = or_die(directory.sync), or_die(directory.rename)
+directory.sync, files.sync, files.rename = or_die(directory.sync), or_die(files.sync), or_die(files.rename)
 test_store.carry_on(Path(sys.argv[2]), test_store.small_run(**{
     "rounds": 6, "malicious": 2, "attack": test_store.TrimAttack(), **test_store.REMEMBERING[sys.argv[3]]}))
 """
 
 
-@pytest.mark.parametrize("memory", ["nothing", "all"])
-def test_kill_minus_nine_at_every_step_of_a_checkpoint(tmp_path: Path, memory: str) -> None:
-    """Killed in turn before a record is on the disk, before its checkpoint is, and before that takes its place."""
-    carry_on(tmp_path / "whole", small_run(**{"rounds": 6, "malicious": 2, "attack": TrimAttack(), **REMEMBERING[memory]}))
+def test_kill_minus_nine_at_every_step_of_a_checkpoint(tmp_path: Path) -> None:
+    """Killed before the declaration, a record, its checkpoint, or the records of a run that resumes are on the disk or take their place."""
+    carry_on(tmp_path / "whole", small_run(**{"rounds": 6, "malicious": 2, "attack": TrimAttack(), **REMEMBERING["all"]}))
     path = tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path), memory]
-    for moment in (1, 2, 3, 4, 6):
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path), "all"]
+    for moment in (1, 2, 3, 4, 5, 6, 1, 2):
         assert subprocess.run([*command, str(moment)]).returncode == -signal.SIGKILL
     subprocess.run([*command, "0"], check=True)
     assert content(path) == content(tmp_path / "whole")
@@ -264,8 +263,106 @@ def test_reading_results_does_not_load_the_simulator(tmp_path: Path) -> None:
 
 def test_another_experiment_is_refused(tmp_path: Path) -> None:
     carry_on(tmp_path, stop_after=1)
-    with pytest.raises(InputError, match="holds another experiment"):
+    with pytest.raises(InputError, match=r"holds another experiment \(seed: 0 there, 1 here\): choose another --out"):
         carry_on(tmp_path, small_run(rounds=6, malicious=2, attack=TrimAttack(), seed=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rule": Krum(tolerate=2)}, "rule: fltrust there, krum here"),
+        ({"rule": NNM(Krum(tolerate=2), tolerate=2)}, "rule: fltrust there, nnm+krum here"),
+        ({"attack": TrimAttack(reach=3.0)}, "attack.reach: 2.0 there, 3.0 here"),
+        ({"server": Adam(), "loss": "mean"}, "loss: sum there, mean here; server: none there, adam here"),
+        ({"rounds": 4}, "rounds: 6 there, 4 here"),
+        ({"lr_decay": ((3, 0.5),)}, "lr_decay: [] there, [[3, 0.5]] here"),
+    ],
+)
+def test_experiments_are_told_apart_by_the_fields_that_differ(changes: dict[str, Any], said: str) -> None:
+    assert differences(RUN, small_run(**{"rounds": 6, "malicious": 2, "attack": TrimAttack(), **changes})) == said
+
+
+def test_many_differences_are_counted() -> None:
+    other = small_run(rounds=7, malicious=1, seed=1, warmup=3, loss="mean", root_size=13, local_steps=2)
+    assert differences(RUN, other).endswith("; and 3 more")
+
+
+def test_a_federation_in_the_directory_is_named(tmp_path: Path) -> None:
+    carry_on(tmp_path, stop_after=1)
+    declared = json.loads((tmp_path / "experiment.json").read_text())
+    (tmp_path / "experiment.json").write_text(json.dumps({**declared, "kind": "federation"}))
+    with pytest.raises(InputError, match="holds a federation, not a run"):
+        carry_on(tmp_path)
+
+
+SCHEDULED: dict[str, Any] = {"malicious": 2, "attack": TrimAttack(), "lr_decay": ((3, 0.5), (6, 0.1)), "warmup": 5}
+
+
+@pytest.mark.parametrize("memory", ["nothing", "all"])
+@pytest.mark.parametrize("every", [1, 4, 9])
+def test_more_rounds_extend_a_run_to_the_bits_of_a_long_one(tmp_path: Path, memory: str, every: int) -> None:
+    """Finished or not, in one step or two; decay and warm-up count rounds from the first one, also beyond the shorter run's end."""
+    settings = {**SCHEDULED, "evaluate_every": every, **REMEMBERING[memory]}
+    long = small_run(rounds=6, **settings)
+    carry_on(tmp_path / "whole", long)
+    for name, lengths, stop in (("finished", (3, 6), 99), ("twice", (2, 5, 6), 99), ("cut off", (5, 6), 4)):
+        path = tmp_path / name
+        for rounds in lengths:
+            carry_on(path, small_run(rounds=rounds, **settings), stop_after=stop if rounds < 6 else 99)
+        assert content(path) == content(tmp_path / "whole"), name
+        declared, expected = (json.loads((folder / "experiment.json").read_text()) for folder in (path, tmp_path / "whole"))
+        assert declared == expected
+        assert declared["key"] == long.key != small_run(rounds=3, **settings).key
+
+
+def test_an_extended_run_that_stops_at_once_resumes(tmp_path: Path, unbroken: Content) -> None:
+    """Its last round is then one that the longer run does not evaluate, and not among its records any more."""
+    short, long = (small_run(rounds=rounds, **{**SCHEDULED, "evaluate_every": 4}) for rounds in (3, 6))
+    carry_on(tmp_path / "run", short)
+    with RunDirectory(tmp_path / "run", long, task := small_task(malicious=2)) as directory:
+        assert directory.resume(first_state(long, task))[0] == 3
+    assert read_records(tmp_path / "run") == []
+    carry_on(tmp_path / "run", long)
+    carry_on(tmp_path / "whole", long)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+def test_more_rounds_of_another_experiment_extend_nothing(tmp_path: Path) -> None:
+    carry_on(tmp_path, stop_after=2)
+    before = (tmp_path / "experiment.json").read_bytes()
+    with pytest.raises(InputError, match="seed: 0 there, 1 here; rounds: 6 there, 7 here"):
+        carry_on(tmp_path, small_run(rounds=7, malicious=2, attack=TrimAttack(), seed=1))
+    assert (tmp_path / "experiment.json").read_bytes() == before
+
+
+class Notes(Sink):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_deleted_checkpoint_is_said_and_the_records_are_kept(tmp_path: Path, unbroken: Content) -> None:
+    carry_on(tmp_path)
+    for number in (1, 2):
+        (tmp_path / "checkpoint.npz").unlink()
+        notes = Notes()
+        play(RUN, small_task(malicious=2), [notes], path=tmp_path)
+        aside = f"set-aside-{number}.jsonl"
+        assert notes.lines == [
+            f"{tmp_path}: checkpoint.npz is missing, so the run starts again; the records of 6 rounds are now in {aside}"
+        ]
+        assert (tmp_path / aside).read_bytes() == unbroken[0]
+        assert content(tmp_path) == unbroken
+
+
+def test_records_without_their_declaration_are_not_another_run(tmp_path: Path) -> None:
+    carry_on(tmp_path, stop_after=2)
+    (tmp_path / "experiment.json").unlink()
+    with pytest.raises(InputError, match=r"experiment\.json is missing, but records\.jsonl is there"):
+        carry_on(tmp_path)
+    assert len(read_records(tmp_path)) == 2
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -329,14 +426,15 @@ def test_records_are_valid_json_also_for_broken_clients(tmp_path: Path) -> None:
     assert json.loads(line, parse_constant=lambda constant: pytest.fail(constant))["norm"] == [None, None, 1.0]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-def test_a_full_disk_leaves_what_was_written_readable(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_and_leaves_what_was_written_readable(tmp_path: Path) -> None:
     carry_on(tmp_path, stop_after=2)
     (tmp_path / "checkpoint.npz.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as full:
         carry_on(tmp_path, stop_after=3)
+    assert full.value.filename == str(tmp_path / "checkpoint.npz")
     assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3]
-    (tmp_path / "checkpoint.npz.part").unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "checkpoint.npz", "experiment.json", "records.jsonl"]
     carry_on(tmp_path)
     assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3, 4, 5, 6]
 

@@ -212,7 +212,7 @@ def test_a_pipe_in_place_of_a_file_does_not_block_the_page(tmp_path: Path, name:
             (run / "records.jsonl").write_text("{}\n")
             visitor.wait(lambda: visitor.top["problem"])
             shutil.copy(tmp_path / "good" / "records.jsonl", run)
-        said = (f"{name} cannot be read: it is no regular file", "holds no records.jsonl")
+        said = (f"{name} cannot be read: it is no regular file", "records.jsonl is missing", "it has no experiment.json")
         visitor.wait(lambda: any(one in (visitor.top["problem"] or "") for one in said))
         assert get(url, f"/history?node={ids(1)[0]}")[0] == 200
         (run / name).unlink()

@@ -87,8 +87,14 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, path / "records.jsonl"
+        if not path.exists():
+            raise InputError(f"there is no folder {path}")
+        if not path.is_dir():
+            raise InputError(f"{path} is a file: name the run directory")
+        if not (path / "experiment.json").is_file():
+            raise InputError(f"{path} is no run directory: it has no experiment.json")
         if not self.file.is_file():
-            raise InputError(f"{path} holds no records.jsonl: it is no run directory, or no round is finished yet")
+            raise InputError(f"{path} has no round to show yet: records.jsonl is missing")
         try:
             self.run: Run = read_declaration(path)
         except RecursionError as problem:

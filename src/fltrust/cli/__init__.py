@@ -1,6 +1,5 @@
 """The command line. Only typer is imported here; what is heavy is imported by the command that needs it."""
 
-import errno
 import os
 import sys
 from functools import partial
@@ -9,22 +8,26 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fltrust.cli.commands import Commands
 from fltrust.cli.data import app as data_app
-from fltrust.cli.options import GRID, with_experiment_options
+from fltrust.cli.options import EXPERIMENT, GRID, with_experiment_options
 from fltrust.cli.root import app as root_app
+from fltrust.cli.stopping import Stopped
 from fltrust.errors import InputError
 from fltrust.registry import plugin_fault
 from fltrust.version import __version__
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train models with clients that cannot be trusted: FLTrust (NDSS 2021), its baselines and its attacks.\n\n"
-    "Start with [bold]fltrust demo[/bold]; it needs no download and takes about a minute.",
+    help="Train a model with clients that cannot be trusted, and see which defence withstands which attack.\n\n"
+    "New here? [bold]fltrust demo[/bold] needs no download and takes about a minute. "
+    "[bold]fltrust COMMAND --help[/bold] shows examples of each command.",
 )
-app.add_typer(data_app, name="data", help="The data sets: which there are, fetch them, check them.")
+app.add_typer(data_app, name="data", help="List, download and check the data sets.")
 app.add_typer(root_app, name="root")
 
 
@@ -35,18 +38,19 @@ def main() -> None:
         app()
     except InputError as problem:
         _stop(str(problem))
+    except Stopped as stop:
+        _stop(str(stop), stop.code)
     except OSError as problem:  # a full disk, a folder that is none
-        kept = "; what was written before stays readable" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        _stop(f"{problem.filename or 'writing'}: {problem.strerror or problem}{kept}")
+        _stop(f"{problem.filename or 'writing'}: {problem.strerror or problem}")
     except Exception as problem:
         if not (fault := plugin_fault(problem)):
             raise
         _stop(fault)
 
 
-def _stop(line: str) -> None:
+def _stop(line: str, code: int = 2) -> None:
     print("fltrust: " + " ".join(line.split()), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _version(asked: bool) -> None:
@@ -64,10 +68,12 @@ def _options(
 
 @app.command()
 def demo(
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Another seed, another split, other malicious clients.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is one.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Decides the split of the data and who is malicious.")] = 0,
 ) -> None:
-    """See FLTrust withstand two attacks that ruin plain averaging, on 5,000 real MNIST images. About a minute.
+    """See FLTrust withstand two attacks that ruin plain averaging.
+
+    It trains on 5,000 real MNIST images, which come with the package. About a minute.
 
     Example: [bold]fltrust demo[/bold]
     """
@@ -76,26 +82,39 @@ def demo(
     show(device=device, seed=seed)
 
 
+WHERE = "How and where it runs"
+YOURS = "Your own data and code"
+
 Plugins = Annotated[
-    list[Path] | None, typer.Option("--plugin", help="A Python file that registers rules, attacks, ... of your own. May be repeated.")
+    list[Path] | None,
+    typer.Option("--plugin", help="A Python file that registers your own rules, attacks, ... May be repeated.", rich_help_panel=YOURS),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is one.")]
-DataDir = Annotated[str | None, typer.Option(help="Folder of the data files (default: $FLTRUST_DATA, or your cache folder).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is one.", rich_help_panel=WHERE)]
+DataDir = Annotated[
+    str | None, typer.Option(help="Folder of the data files (default: $FLTRUST_DATA, or your cache folder).", rich_help_panel=WHERE)
+]
 PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
         help="Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster). "
-        "If given, runs of lower precision are run again.",
+        "If you give one, results of lower precision do not count, and their runs are run again.",
+        rich_help_panel=WHERE,
     ),
 ]
 Jobs = Annotated[
-    int, typer.Option(help="Runs at the same time, each in its own process; they share the cores or the GPU. With --ray: on each GPU.")
+    int,
+    typer.Option(
+        help="Runs at the same time, each in its own process. They share the cores or the GPU. With --ray: runs on each GPU.",
+        rich_help_panel=WHERE,
+    ),
 ]
-Ray = Annotated[str | None, typer.Option(help="Address of a Ray cluster ('auto', '10.0.0.1:6379') that does the runs instead.")]
-Out = Annotated[Path, typer.Option(help="Folder of the results; what is there is not run again.")]
+Ray = Annotated[
+    str | None, typer.Option(help="Run on the Ray cluster at this address, such as 'auto' or '10.0.0.1:6379'.", rich_help_panel=WHERE)
+]
+Out = Annotated[Path, typer.Option(help="Folder of the results. A run whose result is there is not run again.", rich_help_panel=WHERE)]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only say how many runs there are, how long they might take, what data is missing.")
+    bool, typer.Option("--dry-run", help="Run nothing. Say how many runs there are, how long they might take, and which data is missing.")
 ]
 
 
@@ -107,7 +126,7 @@ def list_(
     ],
     plugin: Plugins = None,
 ) -> None:
-    """List the names that other commands take.
+    """List the rules, attacks, data sets, ... that other commands take.
 
     Examples:
 
@@ -127,25 +146,45 @@ def run(
     config: Annotated[Path | None, typer.Argument(help="A TOML file with the experiment. The options override it.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PART.PARAMETER=VALUE", help="A parameter of the rule, attack, split or server. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="PART.PARAMETER=VALUE",
+            help="A parameter of the rule, attack, split or server. May be repeated.",
+            rich_help_panel=EXPERIMENT,
+        ),
     ] = None,
-    knowledge: Annotated[str | None, typer.Option(help="'full' or 'partial': short for --set attack.knowledge=...")] = None,
+    knowledge: Annotated[
+        str | None, typer.Option(help="'full' or 'partial': short for --set attack.knowledge=...", rich_help_panel=EXPERIMENT)
+    ] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNCTION|FOLDER", help="Your own data, not a --dataset: a function that builds them, or a folder."),
+        typer.Option(
+            metavar="FILE.py:FUNCTION|FOLDER",
+            help="Your own data instead of a --dataset: a function that returns them, or a folder.",
+            rich_help_panel=YOURS,
+        ),
     ] = None,
     plugin: Plugins = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:TARGET]", help="Also log to jsonl, tensorboard, mlflow or wandb. May be repeated; see 'list loggers'."),
+        typer.Option(
+            metavar="NAME[:TARGET]",
+            help="Also log to jsonl, tensorboard, mlflow or wandb. May be repeated; see 'fltrust list loggers'.",
+            rich_help_panel=WHERE,
+        ),
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for the records (default: runs/KEY). An interrupted run resumes there.")
+        Path | None,
+        typer.Option(
+            help="Folder of the run (default: runs/KEY). An interrupted run resumes there; more --rounds extend it.", rich_help_panel=WHERE
+        ),
     ] = None,
 ) -> None:
-    """Run one experiment. If interrupted, the same command resumes it.
+    """Run one experiment: a data set, a rule, an attack.
+
+    Ctrl-C stops it, and the same command resumes it. More --rounds in the same --out extend a finished run.
 
     Examples:
 
@@ -154,6 +193,8 @@ def run(
     [bold]fltrust run --dataset mnist-5k --rule krum --set rule.tolerate=6 --attack trim --set attack.knowledge=partial[/bold]
 
     [bold]fltrust run experiment.toml --seed 3 --out runs/third --log tensorboard[/bold]
+
+    [bold]fltrust run experiment.toml --seed 3 --out runs/third --rounds 500[/bold]
 
     [bold]fltrust run --plugin my_rules.py --rule mine --dataset mnist-5k --log jsonl:mine.jsonl[/bold]
 
@@ -187,10 +228,10 @@ def reproduce(
             "r4-fashion-mnist, r4-cifar-10, corrections."
         ),
     ] = None,
-    dataset: Annotated[list[str] | None, typer.Option(help="Only this data set; may be given several times.")] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be given several times.")] = None,
-    rule: Annotated[list[str] | None, typer.Option(help="Only this rule; may be given several times.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
+    dataset: Annotated[list[str] | None, typer.Option(help="Only this data set. May be repeated.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack. May be repeated.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Only this rule. May be repeated.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
     device: Device = "auto",
     precision: PrecisionOption = None,
     jobs: Jobs = 1,
@@ -200,7 +241,9 @@ def reproduce(
     out: Out = Path("results"),
     dry_run: DryRun = False,
 ) -> None:
-    """Run the paper's tables and figures, those runs that are not done yet, and print each number beside the paper's.
+    """Run the paper's tables and figures, and compare with its numbers.
+
+    Runs that are done are not run again. Ctrl-C stops it, and the same command resumes it.
 
     Examples:
 
@@ -223,19 +266,19 @@ def reproduce(
 def league(
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="Only this rule, also one that is not in the league: your own, or 'nnm+krum'. May be given several times."),
+        typer.Option(help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. May be repeated."),
     ] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only this attack, also your own; may be given several times.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack. It may be your own. May be repeated.")] = None,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="Only this data set; may be given several times (default: mnist-0.5, fashion-mnist, har, cifar-10)."),
+        typer.Option(help="Only this data set. May be repeated (default: mnist-0.5, fashion-mnist, har, cifar-10)."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
     rounds: Annotated[
         int | None,
         typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="Run nothing; print the table of what there is as csv, latex or md.")] = None,
+    format: Annotated[str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or md.")] = None,
     device: Device = "auto",
     precision: PrecisionOption = None,
     jobs: Jobs = 1,
@@ -245,9 +288,9 @@ def league(
     out: Out = Path("results"),
     dry_run: DryRun = False,
 ) -> None:
-    """Does a defence hold? Run every rule against every attack, those runs that are not done yet, and print the worst attack on each rule.
+    """Run every rule against every attack, and print the worst attack on each rule.
 
-    If interrupted, the same command resumes. A run that fails stops no other.
+    Runs that are done are not run again. Ctrl-C stops it, and the same command resumes it. A run that fails stops no other.
 
     Examples:
 
@@ -362,13 +405,15 @@ def report(
 def audit(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a federation, or of 'fltrust run'.")],
     json: Annotated[bool, typer.Option("--json", help="Print everything as one line of JSON.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a table, a line for each node.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Print again whenever a round is added, until Ctrl-C.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print a table with a line for each node.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print again after each round, until Ctrl-C.")] = False,
     ban: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Add the hostile nodes to this list, for RobustStrategy(ban=...).")
+        Path | None, typer.Option(metavar="FILE", help="Add the hostile nodes to this file, which RobustStrategy(ban=...) reads.")
     ] = None,
 ) -> None:
-    """Say which nodes look hostile, since when, and why. The exit code is 3 if a node is hostile or suspicious.
+    """Say which nodes look hostile, since when, and why.
+
+    The exit code is 3 if a node is hostile or suspicious.
 
     Examples:
 
@@ -388,16 +433,23 @@ def audit(
 
 @app.command()
 def watch(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a federation, or of 'fltrust run'. It may come later.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The run directory of a federation, or of 'fltrust run'. If it does not exist yet, the page waits."
+        ),
+    ],
     host: Annotated[
-        str, typer.Option(help="The address to listen on. Any other than this machine's own needs the token that is printed.")
+        str, typer.Option(help="The address to listen on. Visitors from other machines need the token that is printed.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The port; 0 takes any that is free (default: 8642, or the next free one).")
+        int | None, typer.Option(min=0, max=65535, help="The port; 0 picks a free one (default: 8642, or the next free one).")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show a run on a live page: is training healthy, who is suspicious and why, since when. It only reads, so it cannot disturb the run.
+    """Show a run on a live page: is training healthy, and who is suspicious?
+
+    It only reads, so it cannot disturb the run. Ctrl-C stops it.
 
     Examples:
 
@@ -411,8 +463,10 @@ def watch(
 
 
 @app.command()
-def new_federation(path: Annotated[Path, typer.Argument(help="A folder that is not there yet, or empty.")]) -> None:
-    """Copy a small Flower app to begin with: FLTrust, ten nodes, and hostile ones if you ask for them.
+def new_federation(path: Annotated[Path, typer.Argument(help="A new or empty folder.")]) -> None:
+    """Create a small Flower app with FLTrust and ten nodes, to start from.
+
+    Its README has the commands that start and stop it. Nodes can be made hostile, for a demonstration.
 
     Example: [bold]fltrust new-federation my-federation[/bold]
     """

@@ -7,13 +7,11 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-app = typer.Typer(no_args_is_help=True, help="The data sets: what there is, getting them, checking them.")
+app = typer.Typer(no_args_is_help=True, help="List, download and check the data sets.")
 
 DataDir = Annotated[
     str | None,
-    typer.Option(
-        "--data-dir", help="Folder of the data sets. Default: the environment's FLTRUST_DATA, else your cache folder.", show_default=False
-    ),
+    typer.Option("--data-dir", help="Folder of the data files (default: $FLTRUST_DATA, or your cache folder).", show_default=False),
 ]
 
 
@@ -45,9 +43,9 @@ def fetch_datasets(
     ],
     data_dir: DataDir = None,
 ) -> None:
-    """Download data sets from their public homes and check that they are the originals.
+    """Download data sets from their public homes, and check that they are the originals.
 
-    A file of the same name that is not the original is replaced. Needs a network, once.
+    A file that differs from the original is replaced.
 
     Example:  fltrust data fetch mnist fashion-mnist
     """
@@ -77,8 +75,8 @@ def check_datasets(
 ) -> None:
     """Read data sets to the end and compare their files with the originals.
 
-    Without a name: every data set of which there is any file. Each file is ok, differs (readable, but not a known original),
-    damaged or missing; the exit code is 2 if any is damaged or missing.
+    Without a name, it checks every data set that has a file here. A file is ok, differs (readable, but not a known original), is damaged,
+    or is missing. The exit code is 2 if a file is damaged or missing.
 
     Examples:  fltrust data check    fltrust data check mnist --data-dir ~/data
     """

@@ -30,7 +30,7 @@ NEXT = """Try next
   fltrust run --dataset mnist-5k --rule krum --attack krum     another rule, the attack made for it
   fltrust run --dataset mnist-5k --attack optimal-adaptive     the attack that FLTrust does not withstand
   fltrust list rules | attacks | datasets                      all the names
-  fltrust data fetch mnist                                     the paper's own data, then --dataset mnist-0.5"""
+  fltrust data fetch mnist                                     download the paper's data, then use --dataset mnist-0.5"""
 
 
 def show(*, device: str, seed: int) -> None:
@@ -41,7 +41,8 @@ def show(*, device: str, seed: int) -> None:
     screen.print(
         f"[bold]{first.num_clients} clients[/bold] train the paper's network on 4,000 real handwritten digits, {first.rounds} rounds; "
         f"[bold]{first.malicious} of them are malicious[/bold].\n"
-        f"FLTrust's server holds {first.root_size} clean examples; it trusts a client as far as its update points the same way.\n",
+        f"FLTrust's server holds {first.root_size} clean examples. "
+        "It scores each client by how closely its update aligns with the server's own.\n",
         highlight=False,
     )
     seen: dict[tuple[str, str], Record] = {}  # the last that was evaluated

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import cast, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fltrust import datasets
 from fltrust.cli.run import chosen_device
+from fltrust.cli.stopping import resumable
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.paper.plan import estimate
 from fltrust.registry import DATASETS, known, load_plugin
 from fltrust.report.words import duration, plural
 from fltrust.running.pool import Event, Finished, Reached, execute, forget
+from fltrust.running.progress import Progress
 from fltrust.running.sinks import describe
 from fltrust.store import results
 from fltrust.store.files import hardware, lock
@@ -138,22 +139,33 @@ def _follow(
 ) -> dict[Experiment, str]:
     """Writes every result the moment it comes, and says so. Returns the runs that failed, and why."""
     failed: dict[Experiment, str] = {}
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[news]}"))
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as progress, closing(events):  # type: ignore[type-var]
-        bar = progress.add_task("", total=len(left), news="")
+    reached: dict[Experiment, float] = {}  # the share of each run that has begun, 1 of those that ended
+    progress = Progress(screen)
+
+    def ended() -> int:
+        return sum(share == 1 for share in reached.values())
+
+    def stopped() -> str:
+        return f"stopped: {ended() - len(failed):,} of {plural(len(left), 'run')} finished and saved in {how.out}; the same command resumes"
+
+    with resumable(stopped), closing(progress), closing(events):  # type: ignore[type-var]
+        progress.start("")
         for event in events:
+            news = ""
             if isinstance(event, Reached):
-                progress.update(bar, news=f"{describe(event.run)}: round {event.round} of {event.run.rounds}")
-                continue
-            if isinstance(event, Finished):
+                reached[event.run] = min(event.round / event.run.rounds, 0.999)  # its result is still to be written
+                news = f"{describe(event.run)}: round {event.round:,} of {event.run.rounds:,}"
+            elif isinstance(event, Finished):
                 results.write(event.result, how.out)
                 done.add(event.result)
                 forget(event.run, how.out / WORK)
-                screen.print(line(event.result), highlight=False, markup=False, soft_wrap=True)
+                reached[event.run] = 1
+                progress.say(line(event.result))
             else:
                 failed[event.run] = event.reason
-                screen.print(f"failed: {describe(event.run)}: {event.reason}", highlight=False, markup=False, soft_wrap=True)
-            progress.advance(bar)
+                reached[event.run] = 1
+                progress.say(f"failed: {describe(event.run)}: {event.reason}")
+            progress.update(sum(reached.values()) / len(left), f"{ended():,} of {plural(len(left), 'run')}", news)
     return failed
 
 

@@ -12,7 +12,14 @@ from fltrust.experiment import FIELDS, Experiment
 from fltrust.options import OPTIONS, toml_value
 
 ALIASES = {"num_clients": "--clients"}
-PANEL = "The experiment. What you leave out is usual for the data set."
+EXPERIMENT = "The experiment (left out: as usual for the data set)"
+PANELS = {
+    EXPERIMENT: "dataset model rule attack seed num_clients malicious rounds",
+    "Clients and data": "bias split clients_per_round participation standardise augment root_size root_bias root_sampling",
+    "Measuring": "evaluate_every metrics",
+}
+TRAINING = "Training"  # every other field
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _HINTS = get_type_hints(Experiment)
 GRID = [name for name in FIELDS if name != "precision"]  # the fields of a sweep; the precision is how it is run
 
@@ -34,7 +41,7 @@ def with_experiment_options(command: Callable[..., None], *, several: Collection
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, several is not None))
         for name in names
     ]
-    run.__signature__ = inspect.Signature([*own, *made])  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([*made, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)])  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
 
@@ -44,8 +51,13 @@ def _annotation(name: str, several: bool) -> Any:
     names = [f"{option}/--no-{option[2:]}" if hint is bool else option, *([ALIASES[name]] if name in ALIASES else [])]
     kind = hint if hint in (int, float, bool) else list[str] if hint == tuple[str, ...] else str
     help = FIELDS[name].metadata["help"].replace("[", r"\[") + (" May be repeated." if kind == list[str] else "")
-    told = typer.Option(*names, help=help, rich_help_panel=PANEL)
+    told = typer.Option(*names, help=help, rich_help_panel=PANEL_OF.get(name, TRAINING), metavar=_metavar(name, kind))
     return Annotated[kind | None, told]
+
+
+def _metavar(name: str, kind: Any) -> str | None:
+    named = name in ("dataset", "model", "metrics") or FIELDS[name].metadata["registry"] is not None
+    return "NAME" if named else "WORD" if kind is str and name != "lr_decay" else "LIST" if name == "lr_decay" else None
 
 
 def _hint(name: str) -> Any:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from fltrust.cli.stopping import resumable
 from fltrust.errors import InputError
 from fltrust.experiment import from_dict, read_experiment
 from fltrust.options import assigned
 from fltrust.registry import load_plugin
 from fltrust.running.loggers import logger
 from fltrust.running.loop import play
-from fltrust.running.sinks import ProgressBar, Sink, describe, errors
+from fltrust.running.sinks import ProgressBar, describe, errors
 from fltrust.store.records import read_records
 from fltrust.tasks.build import build_task
 
@@ -38,22 +39,18 @@ def run_one(
     for warning in task.warnings:
         screen.print(f"note: {warning}", style="yellow", highlight=False, markup=False)
     path = out or Path("runs") / run.key
-    play(run, task, [_Resumed(screen), ProgressBar(screen), *loggers], path=path)
+    shown = ProgressBar(screen)
+    with resumable(lambda: _stopped(shown.round, run.rounds, path)):
+        play(run, task, [shown, *loggers], path=path)
     last = read_records(path)[-1]
     said = f"{describe(run)}: {errors(last['test_error'], last['success'])} after {last['round']} rounds; {path}"
     screen.print(said, highlight=False, markup=False, soft_wrap=True) if "jsonl" in logs else print(said)
 
 
-class _Resumed(Sink):
-    """Says so if a run does not start from its beginning."""
-
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-
-    def start(self, run: Any, after: int, path: Path | None) -> None:
-        if after:
-            said = "was finished already" if after == run.rounds else f"resumes after round {after}"
-            self._screen.print(f"{path}: {said}", highlight=False, markup=False)
+def _stopped(reached: int, rounds: int, path: Path) -> str:
+    saved = max((record["round"] for record in read_records(path)), default=0)
+    resumes = f"resumes after round {saved:,}, the last one saved in {path}" if saved else "starts again: no round was evaluated yet"
+    return f"stopped in round {min(reached + 1, rounds):,} of {rounds:,}; the same command {resumes}"
 
 
 def chosen_device(asked: str, precision: str = "float32") -> str:

@@ -19,6 +19,7 @@ from fltrust.experiment import Experiment
 from fltrust.record import Record
 from fltrust.registry import LOGGERS
 from fltrust.running.sinks import Sink, by_side, describe, trust_of
+from fltrust.store.files import naming
 from fltrust.store.records import line_of, lines
 
 
@@ -45,8 +46,9 @@ class JsonLines(Sink):
 
     def record(self, record: Record) -> None:
         if record.evaluated:
-            self._file.write(line_of(record).decode())
-            self._file.flush()  # whoever reads the stream sees each round when it happens
+            with naming(self._target or Path("standard output")):
+                self._file.write(line_of(record).decode())
+                self._file.flush()  # whoever reads the stream sees each round when it happens
 
     def close(self) -> None:
         if self._target is not None:
@@ -89,6 +91,7 @@ class MLflow(Sink):
             if after and (earlier := _id_file(path, "mlflow")).exists():
                 self._id = earlier.read_text()
                 self._client.update_run(self._id, "RUNNING")
+                self._client.set_tag(self._id, "fltrust.key", run.key)  # another one if more rounds extend the run
                 return
             found = self._client.get_experiment_by_name("fltrust")
             experiment = found.experiment_id if found else self._client.create_experiment("fltrust")

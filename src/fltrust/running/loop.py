@@ -18,15 +18,18 @@ def play(run: Experiment, task: Task, sinks: Sequence[Sink] = (), *, path: Path 
     With a `path` it resumes from the run directory there and records into it: at every evaluated round, or at most every
     `checkpoint_seconds`. Every sink is closed, and every record saved, however the run ends.
     """
-    after, state = 0, None
+    after, state, notes = 0, None, []
     with ExitStack() as stack:
         if path is not None:
             directory = stack.enter_context(RunDirectory(path, run, task))
             after, state = directory.resume(first_state(run, task))
+            notes = directory.notes
             sinks = (Checkpoints(directory, checkpoint_seconds), *sinks)
         for sink in sinks:
             sink.start(run, after, path)
             stack.callback(sink.close)
+            for line in notes:
+                sink.note(line)
         for record in simulate(run, task, after=after, state=state):
             for sink in sinks:
                 sink.record(record)

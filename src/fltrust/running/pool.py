@@ -165,16 +165,17 @@ def _serve(pipe: Connection, place: int, jobs: int, work: Path, device: str, dat
 
 
 class _News(Sink):
-    """Says through the pipe how far a run is."""
+    """Says through the pipe how far a run is: at every evaluated round, and every second."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def start(self, run: Experiment, after: int, path: Path | None) -> None:
-        self._run = run
+        self._run, self._said = run, time.monotonic()
 
     def record(self, record: Record) -> None:
-        if record.evaluated:
+        if record.evaluated or time.monotonic() - self._said >= 1.0:
+            self._said = time.monotonic()
             self._pipe.send(Reached(self._run, record.round))
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fltrust.attacks import ATTACKS
 from fltrust.experiment import Experiment
 from fltrust.record import Record
 from fltrust.rules import RULES
+from fltrust.running.progress import Progress
 from fltrust.store.directory import RunDirectory
 
 
@@ -20,6 +20,9 @@ class Sink:
 
     def start(self, run: Experiment, after: int, path: Path | None) -> None:
         """Before the first round, or after round `after` of a run that resumes. `path`: the run directory, if there is one."""
+
+    def note(self, line: str) -> None:
+        """After the start: what a person should know about how the run resumes."""
 
     def record(self, record: Record) -> None:
         """After every round; most are not evaluated (`record.evaluated`)."""
@@ -59,32 +62,34 @@ class Checkpoints(Sink):
 
 
 class ProgressBar(Sink):
-    """A bar with the last error on a terminal, nothing in a pipe."""
+    """Shows a person how far a run is, with the last errors: a bar on a terminal, a line every few seconds elsewhere."""
 
-    def __init__(self, screen: Console) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[news]}"),
-        )
-        self._progress = Progress(*columns, console=screen, disable=not screen.is_terminal)
+    def __init__(self, screen: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress, self._errors = Progress(screen, clock), ""
+        self.round = 0  # that was played last
 
     def start(self, run: Experiment, after: int, path: Path | None) -> None:
-        self._shows_trust = run.rule.needs_root
-        self._progress.start()
-        self._bar = self._progress.add_task(describe(run), total=run.rounds, completed=after, news="")
+        self.round, self._rounds, self._shows_trust = after, run.rounds, run.rule.needs_root
+        if after == run.rounds:
+            self._progress.say(f"{path}: was finished already (more rounds in this folder extend it)")
+            return
+        if after:
+            self._progress.say(f"{path}: resumes after round {after:,}")
+        self._progress.start(describe(run), after / run.rounds)
+
+    def note(self, line: str) -> None:
+        self._progress.say(line)
 
     def record(self, record: Record) -> None:
-        self._progress.update(self._bar, completed=record.round)
+        self.round = record.round
         if record.test_error is not None:
             trust = trust_of(record) if self._shows_trust else {}
-            said = "".join(f", trust {whose} {mean:.2f}" for whose, mean in trust.items())
-            self._progress.update(self._bar, news=errors(record.test_error, record.success) + said)
+            said = ", ".join(f"{whose} {mean:.2f}" for whose, mean in trust.items())
+            self._errors = errors(record.test_error, record.success) + (f", trust: {said}" if said else "")
+        self._progress.update(record.round / self._rounds, f"round {record.round:,} of {self._rounds:,}", self._errors)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._progress.close()
 
 
 def describe(run: Experiment) -> str:

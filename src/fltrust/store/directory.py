@@ -3,10 +3,13 @@
     experiment.json   the experiment, the data files' hashes, versions and hardware
     records.jsonl     one line per evaluated round
     checkpoint.npz    the round and the whole state; written last, so what lies beyond it is redone
+    set-aside-*.jsonl the records of a run whose checkpoint was deleted, so that it had to begin again
 
-`records.py` reads what is written here.
+An experiment with more rounds extends the run: nothing in a round depends on how many follow. `records.py` reads what is written here.
 """
 
+import dataclasses
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +21,8 @@ import torch
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
 from fltrust.state import State, leaves, restored
-from fltrust.store.files import OwnedDirectory, hardware, rename, replace, sync
+from fltrust.store.differences import differences
+from fltrust.store.files import OwnedDirectory, hardware, naming, replace, replacing, set_aside, sync
 from fltrust.store.records import line_of, lines
 from fltrust.version import __version__
 
@@ -35,29 +39,34 @@ class RunDirectory(OwnedDirectory):
     def __init__(self, path: Path, run: Experiment, task: "Task") -> None:
         super().__init__(path)
         self.run, self.task = run, task
+        self.notes: list[str] = []  # what a person should know about how the run resumes
 
     def _check(self, written: dict[str, Any]) -> None:
-        if not self._same(written):
-            raise InputError(f"{self.path} holds another experiment ({self._differences(written)}): {self.remedy}")
+        if written.get("kind", "simulation") != "simulation":
+            raise InputError(f"{self.path} holds a {written['kind']}, not a run of 'fltrust run': {self.remedy}")
+        theirs = self._declared(written)
+        extends = theirs.rounds < self.run.rounds
+        if dataclasses.replace(theirs, rounds=self.run.rounds if extends else theirs.rounds) != self.run:
+            raise InputError(f"{self.path} holds another experiment ({differences(theirs, self.run)}): {self.remedy}")
         files = written.get("files")
         if files != self.task.files:
-            theirs = files if isinstance(files, dict) else {}
-            changed = sorted(name for name in theirs.keys() | self.task.files if theirs.get(name) != self.task.files.get(name))
+            known = files if isinstance(files, dict) else {}
+            changed = sorted(name for name in known.keys() | self.task.files if known.get(name) != self.task.files.get(name))
             raise InputError(f"{self.path} was begun with other data files or plug-ins ({', '.join(changed)}): {self.remedy}")
+        if extends:
+            longer = {**written, "key": self.run.key, "experiment": self.run.to_dict()}
+            replace(self.path / "experiment.json", json.dumps(longer, indent=1).encode())
+            self.notes.append(f"{self.path}: extended from {theirs.rounds:,} to {self.run.rounds:,} rounds")
 
-    def _differences(self, written: Mapping[str, Any]) -> str:
-        """The fields in which what a directory declares differs from this experiment."""
-        theirs, ours = written.get("experiment"), self.run.to_dict()
-        names = [name for name in ours if theirs.get(name) != ours[name]] if isinstance(theirs, dict) else []
-        return f"it differs in {', '.join(names)}" if names else "it differs"
-
-    def _same(self, written: Mapping[str, Any]) -> bool:
-        """Whether a directory declares this experiment, also one that an earlier version wrote with fewer fields."""
-        declared, kind = written.get("experiment"), written.get("kind", "simulation")
+    def _declared(self, written: Mapping[str, Any]) -> Experiment:
+        """The experiment of a directory, also one that an earlier version wrote with fewer fields."""
+        declared = written.get("experiment")
+        if not isinstance(declared, dict):
+            raise InputError(f"{self.path / 'experiment.json'} declares no experiment: {self.remedy}")
         try:
-            return kind == "simulation" and isinstance(declared, dict) and from_declaration(declared) == self.run
-        except InputError:
-            return False
+            return from_declaration(declared)
+        except InputError as problem:
+            raise InputError(f"{self.path / 'experiment.json'} cannot be read ({problem}): {self.remedy}") from problem
 
     def _declaration(self) -> dict[str, Any]:
         return {
@@ -72,19 +81,31 @@ class RunDirectory(OwnedDirectory):
 
     def resume(self, like: State) -> tuple[int, State | None]:
         """The last round that is safely on disk and its state, which must be `like` the first one; later records are dropped."""
-        after, state = self._checkpoint(like)
         records = self.path / "records.jsonl"
-        kept = [(record, line) for record, line in lines(records) if record["round"] <= after]
-        if after and (not kept or kept[-1][0]["round"] != after):
-            raise InputError(f"{records} lacks round {after}, which checkpoint.npz says was recorded: move both away to begin again")
-        if records.exists():
-            replace(records, b"".join(line for _, line in kept))
+        if not (self.path / "checkpoint.npz").exists():
+            self._begin_again(records)
+            return 0, None
+        after, state = self._checkpoint(like)
+        last = after if after == self.run.rounds else after - after % self.run.evaluate_every
+        # The last round of a run that is extended may be one that the longer run does not evaluate.
+        kept = [(record["round"], line) for record, line in lines(records) if record["round"] <= last]
+        if last and (not kept or kept[-1][0] != last):
+            raise InputError(f"{records} lacks round {last}, which checkpoint.npz says was recorded: move both away to begin again")
+        replace(records, b"".join(line for _, line in kept))
         return after, state
+
+    def _begin_again(self, records: Path) -> None:
+        """Without a checkpoint: it was deleted, or the run was killed before its first one."""
+        many = sum(1 for _ in lines(records))
+        if many:
+            aside = set_aside(records)
+            kept = "the record of 1 round is" if many == 1 else f"the records of {many:,} rounds are"
+            self.notes.append(f"{self.path}: checkpoint.npz is missing, so the run starts again; {kept} now in {aside.name}")
+        else:
+            records.unlink(missing_ok=True)  # half a line
 
     def _checkpoint(self, like: State) -> tuple[int, State | None]:
         checkpoint = self.path / "checkpoint.npz"
-        if not checkpoint.exists():
-            return 0, None
         try:
             with checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 after = int(saved["round"])
@@ -99,12 +120,10 @@ class RunDirectory(OwnedDirectory):
         """Appends evaluated records, then makes the last one's round the one to resume after."""
         last = records[-1]
         assert last.state is not None
-        with (self.path / "records.jsonl").open("ab") as file:
+        path = self.path / "records.jsonl"
+        with naming(path), path.open("ab") as file:
             file.write(b"".join(map(line_of, records)))
             sync(file)
-        beside = self.path / "checkpoint.npz.part"
-        with beside.open("wb") as file:
-            tensors = {name: leaf.cpu().numpy() for name, leaf in leaves(last.state)}
+        tensors = {name: leaf.cpu().numpy() for name, leaf in leaves(last.state)}
+        with replacing(self.path / "checkpoint.npz") as file:
             np.savez(file, allow_pickle=False, round=np.int64(last.round), **tensors)
-            sync(file)
-        rename(beside, self.path / "checkpoint.npz")

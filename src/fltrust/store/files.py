@@ -6,6 +6,7 @@ import os
 import platform
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -52,6 +53,8 @@ class OwnedDirectory:
         declared = self.path / "experiment.json"
         if declared.exists():
             self._check(read_json(declared))
+        elif (self.path / "records.jsonl").exists():
+            raise InputError(f"{declared} is missing, but records.jsonl is there: put it back, or {self.remedy}")
         elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and holds no {self.holds}: {self.remedy}")
         else:
@@ -67,11 +70,42 @@ class OwnedDirectory:
 
 def replace(path: Path, content: bytes) -> None:
     """Writes a file so that it is there whole or not at all, whatever happens meanwhile."""
-    beside = path.with_name(path.name + ".part")
-    with beside.open("wb") as file:
+    with replacing(path) as file:
         file.write(content)
-        sync(file)
-    rename(beside, path)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write into, which takes its place once it is whole. If it cannot be written, nothing of it stays."""
+    beside = path.with_name(path.name + ".part")
+    with naming(path):
+        try:
+            with beside.open("wb") as file:
+                yield file
+                sync(file)
+            rename(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """A full disk does not say where it was full: names the file that was being written."""
+    try:
+        yield
+    except OSError as problem:
+        problem.filename = str(path)
+        raise
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a file to the next free set-aside-N in its folder, and returns the new path: what was recorded is never deleted."""
+    number = 1
+    while (aside := path.with_name(f"set-aside-{number}{path.suffix}")).exists():
+        number += 1
+    rename(path, aside)
+    return aside
 
 
 def sync(file: IO[bytes]) -> None:
