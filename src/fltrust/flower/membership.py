@@ -31,7 +31,15 @@ _ID, _FINGERPRINT = re.compile(r"0|[1-9][0-9]{0,19}"), re.compile(r"SHA256:[A-Za
 
 @dataclass(frozen=True)
 class Quarantine:
-    """After `after` rejected replies in its last 2 x `after` rounds a node is not asked for `rounds` rounds, then for twice as many."""
+    """After `after` rejected replies in its last 2 x `after` rounds a node is not asked for `rounds` rounds, then for twice as many.
+
+    Parameters
+    ----------
+    after : int, default 3
+        Rejected replies.
+    rounds : int, default 5
+        How long the first quarantine lasts. Each later one is twice as long as the one before.
+    """
 
     after: int = 3
     rounds: int = 5
