@@ -8,17 +8,17 @@ from pathlib import Path
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
-from sphinx.application import Sphinx  # noqa: E402
-from sphinx.errors import ExtensionError  # noqa: E402
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
-import fltrust  # noqa: E402
+import fltrust
 
 project = "fltrust"
 version = release = fltrust.__version__
 author = copyright = "the fltrust authors"
 extensions = [
     *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"),
-    *("docstrings", "registry_pages", "measured"),
+    *("docstrings", "registry_pages", "reference_pages", "measured"),
 ]
 exclude_patterns = ["_ext"]
 default_role = "code"  # `name` in a docstring
@@ -40,7 +40,8 @@ html_copy_source = html_show_sourcelink = False
 html_show_search_summary = False  # a page opened from disk may not read the others
 copybutton_exclude = ".linenos, .gp, .go"
 
-_LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?((?:https?:)?//[^"'> ]+)|<link[^>]*rel=["']?stylesheet[^>]*href=["']?((?:https?:)?//[^"'> ]+)""")
+_ADDRESS = r"""["']?((?:https?:)?//[^"'> ]+)"""
+_LOADED = re.compile(rf"<(?:script|img|iframe|source)[^>]*\ssrc={_ADDRESS}|<link[^>]*rel=[\"']?stylesheet[^>]*href={_ADDRESS}")
 
 
 def nothing_comes_from_the_network(application: Sphinx, problem: Exception | None) -> None:

@@ -1,6 +1,6 @@
 """Draws docs/picture.svg from results/: how much harm a share of malicious clients does to five rules on MNIST-0.5.
 
-    python docs/picture.py
+python docs/picture.py
 """
 
 from pathlib import Path
@@ -20,7 +20,14 @@ PANELS = {
     "worst of the paper's five attacks": ("label-flip", "krum", "trim", "scaling", "adaptive"),
     "exact adaptive attack, made for FLTrust": ("optimal-adaptive",),
 }
-STYLE = {"font.family": "sans-serif", "font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "fltrust", "axes.spines.top": False, "axes.spines.right": False}
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fltrust",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 
 
 def harm(results: Results, rule: str, attacks: tuple[str, ...], malicious: int) -> float | None:

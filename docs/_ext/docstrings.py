@@ -17,4 +17,6 @@ def escape(_application: Sphinx, _what: str, _name: str, _object: Any, _options:
         example = line.lstrip().startswith((">>>", "...")) or (example and bool(line.strip()))
         if not example:
             parts = re.split(r"(`[^`]*`)", line)  # what stands in backticks stays as it is
-            lines[number] = "".join(part if place % 2 else re.sub(r"([|*])|(?<=\w)(_)(?=\W|$)", r"\\\1\2", part) for place, part in enumerate(parts))
+            lines[number] = "".join(
+                part if place % 2 else re.sub(r"([|*])|(?<=\w)(_)(?=\W|$)", r"\\\1\2", part) for place, part in enumerate(parts)
+            )

@@ -1,9 +1,12 @@
-"""The table of docs/which-rule.md, from results/. The build fails if the page says something else; `python docs/_ext/measured.py` writes it."""
+"""The table of docs/which-rule.md, from results/: the build fails if the page says something else.
+
+python docs/_ext/measured.py    # writes it
+"""
 
 import re
 from pathlib import Path
 
-from registry_pages import league, table, worst
+from league_tables import league, table, worst
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
@@ -38,7 +41,11 @@ def both_boards() -> str:
     for board in boards:
         for row in board.rows:
             rows.setdefault(row.row.name, []).append(row)
-    head = ["rule", "needs a root set", *(f"{board.label}: {what}" for board in boards for what in ("no attack", "worst error", "worst success"))]
+    head = [
+        "rule",
+        "needs a root set",
+        *(f"{board.label}: {what}" for board in boards for what in ("no attack", "worst error", "worst success")),
+    ]
     lines = [
         [
             found[0].row.label,

@@ -1,58 +1,45 @@
-"""Pages made at build time from what the program knows: one for each rule and attack, and one of all commands and their options."""
+"""A page for each rule and attack, made at build time from its class, its docstring and results/."""
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import click
-import typer
+from league_tables import harm, league, side_by_side, table, worst
 from sphinx.application import Sphinx
 
-import fltrust
-from fltrust.cli import app as program
 from fltrust.league.table import ATTACKS_LEFT_OUT, RULES_LEFT_OUT
 from fltrust.registry import ATTACKS, RULES, Entry, Registry
 from fltrust.report.league_text import error_and_success
-from fltrust.report.standings import Place, Standing, Standings, whole_league
 from fltrust.rules import Rule
-from fltrust.store.results import read
 
-ROOT = Path(__file__).parents[2]
 WHERE = "generated"  # under docs/, not in git
 
 ONE_SEED = "Numbers with ± are means over seeds with their standard deviation; all others are single runs."
-MEANING = "Test error; after the slash, the success of a targeted attack, which is the share of its examples that get the attacker's answer."
+MEANING = (
+    "Test error; after the slash, the success of a targeted attack, which is the share of its examples that get the attacker's answer."
+)
 
 
 def setup(application: Sphinx) -> dict[str, bool]:
-    application.connect("builder-inited", lambda application: write(Path(application.srcdir) / WHERE))
+    application.connect("builder-inited", write)
     return {"parallel_read_safe": True}
 
 
-def write(folder: Path) -> None:
-    pages = {"commands": commands(), "api": reference(), **dict(every_page())}
-    for old in set(folder.rglob("*.md")) - {folder / f"{name}.md" for name in pages}:
-        old.unlink()
-    for name, text in pages.items():
-        path = folder / f"{name}.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != text:  # Sphinx reads again only what changed
-            path.write_text(text)
-
-
-@cache
-def league() -> list[Standings]:
-    """The league's boards on which something was run."""
-    return [board for board in whole_league(read(ROOT / "results")) if board.counts]
-
-
-def every_page() -> Iterator[tuple[str, str]]:
+def write(application: Sphinx) -> None:
+    folder = Path(application.srcdir) / WHERE
     for registry in (RULES, ATTACKS):
+        for old in (folder / registry.plural).glob("*.md"):
+            if old.stem not in registry:
+                old.unlink()
         for name in registry:
-            yield f"{registry.plural}/{name}", page(registry, registry.entry(name))
+            save(folder / registry.plural / f"{name}.md", page(registry, registry.entry(name)))
+
+
+def save(path: Path, text: str) -> None:
+    """Only if it changed: Sphinx reads such pages again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
 
 
 def page(registry: Registry, entry: Entry) -> str:
@@ -74,11 +61,6 @@ def page(registry: Registry, entry: Entry) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def needs(registry: Registry, kind: Any) -> list[list[str]]:
     """What it must be given, read from its class."""
     if registry is RULES:
@@ -95,12 +77,19 @@ def needs(registry: Registry, kind: Any) -> list[list[str]]:
             ["tells each client's share", "no: it works coordinate by coordinate" if kind.by_coordinate else "yes"],
         ]
     level = next((field.default for field in fields(kind) if field.name == "knowledge"), getattr(kind, "knowledge", "partial"))
-    return [["sees the honest clients' updates", {"full": "yes"}.get(str(level), "no")], ["sees the root update", "yes" if kind.needs_root else "no"]]
+    return [
+        ["sees the honest clients' updates", {"full": "yes"}.get(str(level), "no")],
+        ["sees the root update", "yes" if kind.needs_root else "no"],
+    ]
 
 
 def example(registry: Registry, entry: Entry) -> str:
     part = registry.singular
-    name = f"{entry.name}+median" if any(field.name == "rule" and field.default is MISSING and field.default_factory is MISSING for field in fields(entry.kind)) else entry.name
+    name = (
+        f"{entry.name}+median"
+        if any(field.name == "rule" and field.default is MISSING and field.default_factory is MISSING for field in fields(entry.kind))
+        else entry.name
+    )
     other = "--attack trim" if registry is RULES else "--rule fltrust"
     lines = [f"fltrust run --dataset mnist-5k {other} --{part} {name}"]
     lines += [
@@ -119,7 +108,7 @@ def rule_in_league(name: str) -> str:
         [
             row.row.label,
             board.label,
-            next((number(place) for place in row.places if place.cell.column.idle), ""),
+            next((error_and_success(place) for place in row.places if place.cell.column.idle), ""),
             worst(row, "error"),
             worst(row, "success"),
             f"{row.ran} of {len(row.attacked)}",
@@ -129,12 +118,14 @@ def rule_in_league(name: str) -> str:
     ]
     text = table(["rule", "data set", "no attack", "worst error", "worst success", "attacks run", "ms per round"], rows)
     hardware = "; ".join(f"{board.label}: {board.hardware}" for board in {board.label: board for board, _ in found}.values())
-    text += f"\n\n{MEANING} {ONE_SEED} 20 % of the clients are malicious. Where not all attacks were run, the worst number is the worst so far."
+    text += (
+        f"\n\n{MEANING} {ONE_SEED} 20 % of the clients are malicious. Where not all attacks were run, the worst number is the worst so far."
+    )
     text += f"\n\nA round's time includes training and evaluation; it is the median over the rule's runs. {hardware}."
     whole = [(board, row) for board, row in own if row.whole]
     if whole:
         text += "\n\nUnder each attack:\n\n" + side_by_side(
-            "attack", [(board.label, {place.cell.column.label: number(place) for place in row.places}) for board, row in whole]
+            "attack", [(board.label, {place.cell.column.label: error_and_success(place) for place in row.places}) for board, row in whole]
         )
     return text
 
@@ -148,41 +139,29 @@ def attack_in_league(name: str) -> str:
     for label in labels:
         columns = []
         for board in boards:
-            cells = {row.row.label: place for row in board.rows for place in row.places if place.cell.column.label == label and place.results}
+            cells = {
+                row.row.label: place for row in board.rows for place in row.places if place.cell.column.label == label and place.results
+            }
             if cells:
-                columns.append((board.label, {rule: number(place) for rule, place in sorted(cells.items(), key=lambda cell: harm(cell[1]))}))
+                columns.append(
+                    (board.label, {rule: error_and_success(place) for rule, place in sorted(cells.items(), key=lambda cell: harm(cell[1]))})
+                )
         if columns:
             text += (f"\n\n### {label}" if len(labels) > 1 else "") + "\n\n" + side_by_side("rule", columns)
     return text
-
-
-def side_by_side(first: str, columns: Sequence[tuple[str, dict[str, str]]]) -> str:
-    names = dict.fromkeys(name for _, cells in columns for name in cells)
-    return table([first, *(label for label, _ in columns)], [[name, *(cells.get(name, "") for _, cells in columns)] for name in names])
-
-
-def number(place: Place) -> str:
-    return error_and_success(place)
-
-
-def harm(place: Place) -> float:
-    return max(place.error.mean, place.success.mean if place.success else 0.0)
-
-
-def worst(row: Standing, what: str) -> str:
-    found = row.worst_error if what == "error" else row.worst_success
-    return f"{found.number.mean:.3f} ({found.place.cell.column.label})" if found else ""
 
 
 def caveats(registry: Registry, entry: Entry) -> str:
     kind = entry.kind
     lines = []
     if registry is RULES:
-        lines.append("The league's attacks do not adapt to the rule. [An attack that is searched on the rule itself](../../worst-case.md) does more harm.")
+        lines.append("The league's attacks do not adapt to the rule. [Searched attacks](../../worst-case.md) do, and can harm it more.")
         if kind.needs_root or kind.needs_root_loss:
             lines.append("It is only as good as its root set: [choose and check it](../../root-set.md).")
         if kind.needs_ids:
-            lines.append("In a federation it needs [node authentication](../../federation.md#rules-that-remember): otherwise a node returns under a new id.")
+            lines.append(
+                "In a federation it needs [node authentication](../../federation.md#rules-that-remember), so that ids mean something."
+            )
         if kind.on_host:
             lines.append("It computes on the CPU. On a GPU the round's CUDA graph ends before it.")
         if any(field.name in kind.counts_malicious for field in fields(kind)):
@@ -193,74 +172,3 @@ def caveats(registry: Registry, entry: Entry) -> str:
         lines.append("20 % of the clients are malicious in the league. Use a [sweep](../../sweep.md) for other shares.")
     lines.append("[Other packages' versions](../../baselines.md) of a rule or attack with the same name often compute something else.")
     return "\n".join(f"- {line}" for line in lines)
-
-
-# ---------------------------------------------------------------- the reference
-
-MODULES = {  # public names outside of `fltrust` itself
-    "Write and check your own": ("fltrust.registry", "load_plugin"),
-    "The laws": ("fltrust.testing", "check_rule check_attack"),
-    "Your own data": ("fltrust.datasets", "Examples"),
-    "Federations on Flower": ("fltrust.flower", "RobustStrategy root_of Quarantine"),
-    "Hostile nodes for tests": ("fltrust.flower.hostile", "misbehave poisoned"),
-    "The audit": ("fltrust.audit", "Audit Finding"),
-    "The paper's theorem": ("fltrust.theory", "Constants"),
-}
-
-
-def reference() -> str:
-    """Every public name that has no page of its own as a rule or an attack."""
-    has_page = {registry[name].__name__ for registry in (RULES, ATTACKS) for name in registry}
-    own = [name for name in fltrust.__all__ if name not in has_page]
-    text = [
-        "# API",
-        "All names can be imported from `fltrust` unless a heading says otherwise. [Rules](../rules.md) and [attacks](../attacks.md) have pages of their own.",
-        *_entries("fltrust", own),
-    ]
-    for title, (module, names) in MODULES.items():
-        text += [f"## {title}", f"In `{module}`.", *_entries(module, names.split())]
-    return "\n\n".join(text) + "\n"
-
-
-def _entries(module: str, names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        value = getattr(import_module(module), name)
-        kind = "autoclass" if isinstance(value, type) else "autofunction" if callable(value) else ""
-        members = "\n   :members:\n   :exclude-members: __new__, __init__" if isinstance(value, type) else ""
-        if kind:
-            yield f"```{{eval-rst}}\n.. {kind}:: {module}.{name}{members}\n```"
-
-
-# ---------------------------------------------------------------- commands
-
-
-def commands() -> str:
-    root = typer.main.get_command(program)
-    assert isinstance(root, click.Group)
-    parts = ["# Commands", "`fltrust COMMAND --help` prints the same in a terminal. Bad input ends with one line and exit code 2."]
-    for path, command in _flat("fltrust", root):
-        parts.append(f"## {path}\n\n{_plain(command.help or '')}")
-        shown = [one for one in command.params if one.name not in ("help", "install_completion", "show_completion")]
-        rows = [[f"`{_names(one)}`", _plain(str(getattr(one, "help", "") or ""))] for one in shown]
-        if rows:
-            parts.append(table(["argument or option", "what it does"], rows))
-    return "\n\n".join(parts) + "\n"
-
-
-def _flat(path: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _flat(f"{path} {name}", command)
-        else:
-            yield f"{path} {name}", command
-
-
-def _names(parameter: click.Parameter) -> str:
-    if isinstance(parameter, click.Argument):
-        return parameter.make_metavar(click.Context(click.Command("x")))
-    return ", ".join([*parameter.opts, *parameter.secondary_opts])
-
-
-def _plain(text: str) -> str:
-    """typer's marks as Markdown's: examples in bold become code."""
-    return text.replace("[bold]", "`").replace("[/bold]", "`").replace("\\[", "[").replace("*", "\\*").strip()
