@@ -40,13 +40,18 @@ MODULES = {  # public names outside of `fltrust` itself
 def reference() -> str:
     """Every public name that has no page of its own as a rule or an attack."""
     has_page = {registry[name].__name__ for registry in (RULES, ATTACKS) for name in registry}
-    own = [name for name in fltrust.__all__ if name not in has_page]
     text = [
         "# API",
         "All names can be imported from `fltrust` unless a heading says otherwise.",
         "[Rules](../rules.md) and [attacks](../attacks.md) have pages of their own.",
-        *_entries("fltrust", own),
     ]
+    rooms: dict[str, list[str]] = {"Experiments": [], "Parts of a rule": [], "Parts of an attack": []}
+    for name in fltrust.__all__:
+        room = str(getattr(getattr(fltrust, name), "__module__", "")).split(".")[1:2]
+        if name not in has_page:
+            rooms[{"rules": "Parts of a rule", "attacks": "Parts of an attack"}.get("".join(room), "Experiments")].append(name)
+    for title, names in rooms.items():
+        text += [f"## {title}", *_entries("fltrust", names)]
     for title, (module, names) in MODULES.items():
         text += [f"## {title}", f"In `{module}`.", *_entries(module, names.split())]
     return "\n\n".join(text) + "\n"
@@ -87,7 +92,7 @@ def _flat(path: str, group: click.Group) -> Iterator[tuple[str, click.Command]]:
 
 def _names(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Argument):
-        return parameter.make_metavar(click.Context(click.Command("x")))
+        return parameter.make_metavar(click.Context(click.Command("x"))).partition(":")[0]
     return ", ".join([*parameter.opts, *parameter.secondary_opts])
 
 

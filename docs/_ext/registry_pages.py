@@ -1,16 +1,20 @@
 """A page for each rule and attack, made at build time from its class, its docstring and results/."""
 
+import json
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from league_tables import harm, league, side_by_side, table, worst
 from sphinx.application import Sphinx
 
+from fltrust.codec import built
 from fltrust.league.table import ATTACKS_LEFT_OUT, RULES_LEFT_OUT
 from fltrust.registry import ATTACKS, RULES, Entry, Registry
 from fltrust.report.league_text import error_and_success
-from fltrust.rules import Rule
+from fltrust.rules import FedAvg
+from fltrust.state import leaves
 
 WHERE = "generated"  # under docs/, not in git
 
@@ -50,7 +54,7 @@ def page(registry: Registry, entry: Entry) -> str:
         part
         for part in (
             f"# {title}" + (" attack" if registry is ATTACKS and not title.lower().endswith("attack") else ""),
-            table(["", ""], [["name", f"`{entry.name}`"], ["source", entry.reference or "this project"], *needs(registry, entry.kind)]),
+            table(["", ""], [["name", f"`{entry.name}`"], ["source", entry.reference or "this project"], *needs(registry, entry)]),
             f"```{{eval-rst}}\n.. autoclass:: fltrust.{entry.kind.__name__}\n```",
             "## On the command line\n\n" + example(registry, entry),
             "## Its numbers in the league\n\n" + numbers,
@@ -61,26 +65,39 @@ def page(registry: Registry, entry: Entry) -> str:
     )
 
 
-def needs(registry: Registry, kind: Any) -> list[list[str]]:
-    """What it must be given, read from its class."""
-    if registry is RULES:
-        flags = {
-            "needs_root": "a root set",
-            "needs_ids": "to know which client sent an update",
-            "needs_root_loss": "the loss of models on the root set",
-            "needs_generator": "random numbers",
-        }
-        wanted = [text for flag, text in flags.items() if getattr(kind, flag)]
+def needs(registry: Registry, entry: Entry) -> list[list[str]]:
+    """What it must be given and what it tells, read from its class."""
+    if registry is ATTACKS:
+        level = next((field.default for field in fields(entry.kind) if field.name == "knowledge"), entry.kind.knowledge)
         return [
-            ["needs", ", ".join(wanted) or "the clients' updates only"],
-            ["remembers earlier rounds", "yes" if kind.init is not Rule.init else "no"],
-            ["tells each client's share", "no: it works coordinate by coordinate" if kind.by_coordinate else "yes"],
+            ["sees the honest clients' updates", "yes" if level == "full" else "no"],
+            ["sees the root update", "yes" if entry.kind.needs_root else "no"],
         ]
-    level = next((field.default for field in fields(kind) if field.name == "knowledge"), getattr(kind, "knowledge", "partial"))
+    rule, holds = usual_rule(entry.name), any(field.name == "rule" for field in fields(entry.kind))
+    flags = {
+        "needs_root": "a root set",
+        "needs_ids": "to know which client sent an update",
+        "needs_root_loss": "the loss of models on the root set",
+        "needs_generator": "random numbers",
+    }
+    wanted = [text for flag, text in flags.items() if getattr(rule, flag)] or ["the clients' updates only"]
+    remembers = any(leaves(rule.init(3, torch.ones(2))))
+    shares = "no: it works coordinate by coordinate" if rule.by_coordinate else "yes"
     return [
-        ["sees the honest clients' updates", {"full": "yes"}.get(str(level), "no")],
-        ["sees the root update", "yes" if kind.needs_root else "no"],
+        ["needs", ", ".join(wanted)],
+        ["remembers earlier rounds", "yes" if remembers else "no"],
+        ["tells each client's share", shares],
+        *(
+            [["with another rule within it", "it also needs and remembers what that rule does, and tells shares if that rule does"]]
+            if holds
+            else []
+        ),
     ]
+
+
+def usual_rule(name: str) -> Any:
+    """The rule with its usual parameters; a rule that holds another one holds the plain mean."""
+    return built(RULES, name, {"tolerate": 0, "trim": 0, "rule": FedAvg(by_size=False)})
 
 
 def example(registry: Registry, entry: Entry) -> str:
@@ -93,7 +110,9 @@ def example(registry: Registry, entry: Entry) -> str:
     other = "--attack trim" if registry is RULES else "--rule fltrust"
     lines = [f"fltrust run --dataset mnist-5k {other} --{part} {name}"]
     lines += [
-        f"{lines[0]} --set {part}.{field.name}={field.default}" for field in fields(entry.kind) if isinstance(field.default, int | float)
+        f"{lines[0]} --set {part}.{field.name}={json.dumps(field.default)}"
+        for field in fields(entry.kind)
+        if isinstance(field.default, int | float)
     ][:1]
     return "```bash\n" + "\n".join(lines) + "\n```"
 
@@ -152,9 +171,10 @@ def attack_in_league(name: str) -> str:
 
 
 def caveats(registry: Registry, entry: Entry) -> str:
-    kind = entry.kind
+    kind: Any = entry.kind
     lines = []
     if registry is RULES:
+        kind = usual_rule(entry.name)
         lines.append("The league's attacks do not adapt to the rule. [Searched attacks](../../worst-case.md) do, and can harm it more.")
         if kind.needs_root or kind.needs_root_loss:
             lines.append("It is only as good as its root set: [choose and check it](../../root-set.md).")
