@@ -71,7 +71,7 @@ def needs(registry: Registry, entry: Entry) -> list[list[str]]:
         level = next((field.default for field in fields(entry.kind) if field.name == "knowledge"), entry.kind.knowledge)
         return [
             ["sees the honest clients' updates", "yes" if level == "full" else "no"],
-            ["sees the root update", "yes" if entry.kind.needs_root else "no"],
+            ["needs the root update", "yes" if entry.kind.needs_root else "no"],
         ]
     rule, holds = usual_rule(entry.name), any(field.name == "rule" for field in fields(entry.kind))
     flags = {
@@ -87,11 +87,7 @@ def needs(registry: Registry, entry: Entry) -> list[list[str]]:
         ["needs", ", ".join(wanted)],
         ["remembers earlier rounds", "yes" if remembers else "no"],
         ["tells each client's share", shares],
-        *(
-            [["with another rule within it", "it also needs and remembers what that rule does, and tells shares if that rule does"]]
-            if holds
-            else []
-        ),
+        *([["with another rule within it", "as above, and as that rule"]] if holds else []),
     ]
 
 
