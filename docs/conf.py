@@ -24,7 +24,6 @@ exclude_patterns = ["_ext"]
 default_role = "code"  # `name` in a docstring
 highlight_language = "none"
 
-myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"  # docstrings name the types
