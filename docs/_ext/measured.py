@@ -29,32 +29,35 @@ def check(_application: Sphinx) -> None:
 
 
 def with_table(text: str) -> str:
-    changed, count = _BETWEEN.subn(lambda _: f"\n{both_boards()}\n\n", text)
+    changed, count = _BETWEEN.subn(lambda _: f"\n{one_table()}\n\n", text)
     assert count == 1, f"{PAGE} must have one place for the table"
     return changed
 
 
-def both_boards() -> str:
-    """Rules by the larger of their worst numbers on the data sets on which all attacks were run."""
-    boards = [board for board in league() if all(row.whole for row in board.rows)]
+def one_table() -> str:
+    """Rules by their worst number; a data set on which not all attacks were run has errors only."""
+    boards = [board for board in league() if len(board.counts) > board.possible / 2]
     rows: dict[str, list[Standing]] = {}
     for board in boards:
         for row in board.rows:
             rows.setdefault(row.row.name, []).append(row)
-    head = [
-        "rule",
-        "needs a root set",
-        *(f"{board.label}: {what}" for board in boards for what in ("no attack", "worst error", "worst success")),
-    ]
+    head = ["rule", "needs a root set"]
+    for board in boards:
+        whole = all(row.whole for row in board.rows)
+        head += [f"{board.label}: {what}" for what in ("no attack", "worst error", *(["worst success"] if whole else []))]
     lines = [
         [
             found[0].row.label,
             "yes" if any(RULES[part].needs_root or RULES[part].needs_root_loss for part in name.split("+")) else "",
-            *(cell for row in found for cell in (_idle(row), worst(row, "error"), worst(row, "success"))),
+            *(cell for row in found for cell in (_idle(row), worst(row, "error"), *([worst(row, "success")] if row.whole else []))),
         ]
-        for name, found in sorted(rows.items(), key=lambda item: max(row.harm for row in item[1]))
+        for name, found in sorted(rows.items(), key=lambda item: max(_harm(row) for row in item[1]))
     ]
     return table(head, lines)
+
+
+def _harm(row: Standing) -> float:
+    return row.harm if row.whole or row.worst_error is None else row.worst_error.number.mean
 
 
 def _idle(row: Standing) -> str:

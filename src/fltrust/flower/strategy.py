@@ -147,7 +147,7 @@ class RobustStrategy(Strategy):
             f"{type(rule).__name__} remembers each client, and without registered keys nobody knows who a node is: run the SuperLink with "
             "node authentication and say registered=True",
         )
-        _require(not rule.needs_root_loss, f"{type(rule).__name__} needs the loss of models on the root set, which a federation does not have")
+        _require(not rule.needs_root_loss, f"{type(rule).__name__} needs a loss on the root set, which a federation does not have")
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
         _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")
