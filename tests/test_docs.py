@@ -61,7 +61,7 @@ def lines(text: str) -> Iterator[list[str]]:
 
 
 def test_every_page_has_blocks_of_known_languages() -> None:
-    known = {"bash", "sh", "python", "toml", "text", "diff", "{toctree}"}
+    known = {"bash", "sh", "console", "python", "toml", "text", "diff", "{toctree}"}
     strange = {(page.name, block.language) for page in PAGES for block in blocks(page)} - {
         (page.name, one) for page in PAGES for one in known
     }
@@ -147,8 +147,9 @@ def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             (tmp_path / block.file).write_text(block.text)
         elif block.language == "toml":
             (tmp_path / "experiment.toml").write_text(block.text)
-        elif block.language in ("bash", "sh"):
-            for words in lines(block.text):
+        elif block.language in ("bash", "sh", "console"):
+            shown = re.findall(r"^\$ (.*)$", block.text, re.MULTILINE)  # of a console: the commands, not what they print
+            for words in lines("\n".join(shown) if block.language == "console" else block.text):
                 check(words, tmp_path)
 
 
