@@ -1,8 +1,9 @@
-.PHONY: install demo test check peers baselines bench bench-gpu clean
+.PHONY: install demo docs test check peers baselines bench bench-gpu clean
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
 READY_TO_TEST := .venv/ready-to-test
+READY_TO_WRITE := .venv/ready-to-write
 
 demo: install
 	$(BIN)/fltrust demo
@@ -21,6 +22,14 @@ $(READY_TO_TEST): $(READY)
 	command -v chromium || (apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium) || echo "no chromium: its tests are skipped"
 	command -v nginx || (apt-get -qq update && apt-get -qq install -y --no-install-recommends nginx-light) || echo "no nginx: its tests are skipped"
 	touch $(READY_TO_TEST)
+
+# The site is build/docs/index.html; it works from a disk, without a network.
+$(READY_TO_WRITE): $(READY)
+	$(PIP) -e '.[docs,flower]'
+	touch $(READY_TO_WRITE)
+
+docs: $(READY_TO_WRITE)
+	$(BIN)/python -m sphinx -b html -W --keep-going -j 2 -q docs build/docs
 
 test: $(READY_TO_TEST)
 	$(BIN)/python -m pytest

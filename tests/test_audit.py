@@ -120,7 +120,7 @@ def test_a_node_that_is_often_away_is_unreliable_and_no_more(tmp_path: Path) -> 
 
     path = written(tmp_path, 8, away)
     assert [found(path)[i].verdict for i in (3, 4)] == ["unreliable", "unreliable"]
-    assert found(path)[3].evidence == ["no reply came from it in 4 of 8 rounds"]
+    assert found(path)[3].evidence == ["it did not reply in 4 of 8 rounds"]
     assert found(path)[3].since == 1
     assert flagged(path) == []
 
@@ -234,7 +234,7 @@ def test_updates_of_length_zero_are_no_measure(tmp_path: Path) -> None:
 
 def test_what_may_have_another_cause_is_suspicious(tmp_path: Path) -> None:
     path = written(tmp_path, 6, lambda t, i, said: said.update(verdict="rejected", reason="zero-update") if i == 4 else None)
-    assert (found(path)[4].verdict, found(path)[4].evidence) == ("suspicious", ["it had learnt nothing in 6 of 6 rounds"])
+    assert (found(path)[4].verdict, found(path)[4].evidence) == ("suspicious", ["it learnt nothing in 6 of 6 rounds"])
     assert Audit(path).headline() == "1 of 10 nodes looks suspicious: 4"
 
 
@@ -245,7 +245,7 @@ def test_a_node_in_whose_name_others_may_have_spoken_is_not_accused(tmp_path: Pa
 
     finding = found(path := written(tmp_path, 6, disputed))[4]
     assert (finding.verdict, finding.since) == ("unreliable", 2)
-    assert finding.evidence == ["nobody could tell whose the reply to its message was in 5 of 6 rounds"]
+    assert finding.evidence == ["nobody could tell who sent the reply to its message in 5 of 6 rounds"]
     assert Audit(path).headline() == "No node looks suspicious."
 
 

@@ -128,7 +128,7 @@ def test_an_unknown_kind_is_refused_by_every_node() -> None:
 
 def test_a_node_that_cannot_know_whether_it_is_hostile_says_so() -> None:
     context = Context(1, 1, {}, RecordDict(), {"malicious": 4, "hostile": "nan"})
-    with pytest.raises(InputError, match="this one has none: see --node-config"):
+    with pytest.raises(InputError, match="this node has no partition-id: see --node-config"):
         misbehave(asked(), context, echo)
 
 

@@ -213,7 +213,7 @@ def test_a_file_that_vanishes_or_is_damaged_leaves_what_it_said_in_force(
     written = records(tmp_path / "run")
     assert [kinds(record) for record in written] == [[], ["list-unreadable"], ["list-unreadable"], []]
     assert str(file) in written[1]["alarms"][0]["text"]
-    assert "what it said last stays in force" in caplog.text
+    assert "its last valid content stays in force" in caplog.text
 
     file.unlink()
     with pytest.raises(InputError, match=re.escape(str(file))):  # a server that starts has nothing to keep

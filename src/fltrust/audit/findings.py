@@ -113,7 +113,7 @@ class _Judge:
             found.append(("hostile" if repeated else "suspicious" if len(forged) else "ok", int(bad_content[0]), said))
             score += len(bad_content)
         if len(nothing):
-            said = f"it had learnt nothing in {len(nothing)} of {asked} rounds"
+            said = f"it learnt nothing in {len(nothing)} of {asked} rounds"
             found.append(("suspicious" if len(nothing) >= max(REPEATED, PART * asked) else "ok", int(nothing[0]), said))
             score += len(nothing)
         for name, signal in self.signals.items():
@@ -126,10 +126,10 @@ class _Judge:
             found.append(("ok", len(self.rounds), change))
 
         parts = (
-            (failed, "an error came from it"),
-            (absent, "no reply came from it"),
+            (failed, "it sent an error"),
+            (absent, "it did not reply"),
             (late, "its reply was late"),
-            (disputed, "nobody could tell whose the reply to its message was"),
+            (disputed, "nobody could tell who sent the reply to its message"),
         )
         rare: Verdict = "unreliable" if sum(len(rounds) for rounds, _ in parts) >= max(REPEATED, ABSENT * asked) else "ok"
         for rounds, said in parts:

@@ -41,7 +41,7 @@ def alarms_of(records: Sequence[Mapping[str, Any]], name: Naming) -> list[Alarm]
     alarms += _dominates(this, name)
     alarms += _falling(records)
     if unasked := this.get("unasked"):
-        alarms.append(alarm("unasked", f"messages that answer nothing: {unasked}; a node sent them, and Flower does not say which"))
+        alarms.append(alarm("unasked", f"messages that nobody asked for: {unasked}; a node sent them, and Flower does not say which"))
     if len(kept) >= KEPT_IN_A_ROW and all(kept[:KEPT_IN_A_ROW]):
         row = next((i for i, reason in enumerate(kept) if not reason), len(kept))
         alarms.append(
@@ -75,4 +75,4 @@ def _falling(records: Sequence[Mapping[str, Any]]) -> list[Alarm]:
     usual = median(map(in_order, before)) if len(before) >= 3 else 0
     if usual < FEW or (now := in_order(this)) >= FALLING * usual:
         return []
-    return [alarm("replies-falling", f"{now} replies were in order, usually {usual:g} are")]
+    return [alarm("replies-falling", f"{now} replies were valid; usually {usual:g} are")]

@@ -46,7 +46,7 @@ def misbehave(message: Message, context: Context, call_next: ClientAppCallable) 
     if m == 0 or not kinds or not message.metadata.message_type.startswith("train"):
         return call_next(message, context)
     if "partition-id" not in context.node_config:
-        raise InputError(f"{m} nodes are to be hostile, those with the lowest partition-id, but this one has none: see --node-config")
+        raise InputError(f"the {m} nodes with the lowest partition-id are hostile, but this node has no partition-id: see --node-config")
     node, t = int(context.node_config["partition-id"]), _round(message)
     if node >= m or t < int(context.run_config.get("hostile-from", 1)):
         return call_next(message, context)
@@ -57,7 +57,7 @@ def _round(message: Message) -> int:
     for record in message.content.config_records.values():
         if "server-round" in record:
             return int(str(record["server-round"]))
-    raise InputError("hostile nodes take turns by rounds, but the message does not say which it is: its config lacks server-round")
+    raise InputError("hostile nodes take turns by rounds, but the message does not say which round it is: its config lacks server-round")
 
 
 class Turn(NamedTuple):

@@ -31,7 +31,15 @@ _ID, _FINGERPRINT = re.compile(r"0|[1-9][0-9]{0,19}"), re.compile(r"SHA256:[A-Za
 
 @dataclass(frozen=True)
 class Quarantine:
-    """After `after` rejected replies in its last 2 x `after` rounds a node is not asked for `rounds` rounds, then for twice as many."""
+    """After `after` rejected replies in its last 2 x `after` rounds a node is not asked for `rounds` rounds, then for twice as many.
+
+    Parameters
+    ----------
+    after : int, default 3
+        Rejected replies.
+    rounds : int, default 5
+        How long the first quarantine lasts. Each later one is twice as long as the one before.
+    """
 
     after: int = 3
     rounds: int = 5
@@ -151,7 +159,7 @@ def _text(path: Path, blank: bool) -> str:
     except (OSError, ValueError) as problem:
         raise InputError(f"{path} cannot be read: {plain(problem)}") from problem
     if not text.strip() and not blank:
-        raise InputError(f"{path} is empty now, as if it were being written: a list of nobody holds a line with a #")
+        raise InputError(f"{path} is empty now, as if it were being written. To list nobody, leave a line with a #")
     return text
 
 
@@ -201,7 +209,7 @@ def is_subject(text: str) -> bool:
 def need_keys(subjects: Collection[str], what: str) -> None:
     """Without node authentication a node may show any public key, another node's too."""
     if any(_FINGERPRINT.fullmatch(subject) for subject in subjects):
-        raise InputError(f"{what} holds fingerprints, which prove nothing without node authentication: switch it on, say registered=True")
+        raise InputError(f"{what} holds fingerprints, which prove nothing without node authentication: turn it on and set registered=True")
 
 
 @lru_cache(maxsize=100_000)

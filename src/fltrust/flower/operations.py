@@ -133,7 +133,7 @@ class Operations:
                 raise InputError(f"{self.folder / 'nodes.json'} cannot be written: {problem.strerror or problem}") from problem
 
     def _read_lists(self) -> list[Alarm]:
-        """Reads the files again. At the start one that cannot be read is refused; later what it said last stays in force."""
+        """Reads the files again. At the start one that cannot be read is refused; later its last valid content stays in force."""
         settings, first = self.settings, self.lists is None
         lists, alarms = self.lists or Lists(), []
         for what in ("names", "ban", "allow"):
@@ -148,7 +148,7 @@ class Operations:
             except InputError as problem:
                 if first:
                     raise
-                alarms.append(alarm("list-unreadable", f"{plain(problem)}; what it said last stays in force"))
+                alarms.append(alarm("list-unreadable", f"{plain(problem)}; its last valid content stays in force"))
             else:
                 lists = replace(lists, **{what: read})
         self.lists = lists

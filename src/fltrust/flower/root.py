@@ -30,11 +30,26 @@ def root_of(
     momentum: float = 0.0,
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
 ) -> Root:
-    """A `root` for RobustStrategy: some steps of SGD on a small clean set, from the global arrays, which bear the module's names.
+    """A `root` for RobustStrategy: SGD on a small clean set, starting from the global arrays.
 
-    data is (examples, labels), or a data set of such pairs. Choose lr, steps and batch_size as the clients do: FLTrust gives each of their
-    updates the length of this one. No batch_size: each step takes the whole set. What is drawn (batches, dropout) depends on the global
-    arrays alone, so a run that was killed draws the same again.
+    What is drawn (batches, dropout) depends on the global arrays alone, so a run that was killed draws the same again.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The network. Its state has the names of the global arrays.
+    data : (Tensor, Tensor) or Dataset
+        The root set: examples and labels, or a data set of such pairs.
+    lr : float
+        Learning rate. Choose lr, steps and batch_size as the clients do: FLTrust gives each client's update the length of this one.
+    steps : int, default 1
+        Steps of SGD.
+    batch_size : int or None, default None
+        Examples in a step. None takes the whole root set.
+    momentum : float, default 0.0
+        Momentum of SGD.
+    loss : callable, default cross_entropy
+        Takes outputs and labels and returns the loss.
     """
     if lr <= 0 or steps < 1 or (batch_size is not None and batch_size < 1):
         raise InputError(f"the root update needs lr > 0, steps >= 1, batch_size >= 1, not {lr}, {steps}, {batch_size}")

@@ -93,7 +93,7 @@ class Round:
         """The server's own change of the arrays; it must be there before the first reply is taken."""
         for name in change:
             if name not in self.layout.shapes:
-                raise InputError(f"the root update holds {name!r}, which is no array of the model")
+                raise InputError(f"the root update holds {name!r}, which is not an array of the model")
         for name in self.layout.parameters:
             if name not in change:
                 raise InputError(f"the root update lacks {name!r}")
@@ -210,7 +210,7 @@ class Round:
         return self.before if self.kept else after
 
     def _judge(self, shares: Tensor | None) -> None:
-        """What became of the updates that were in order (n,) follows from what became of the model."""
+        """What became of the valid updates (n,) follows from what became of the model."""
         if self.kept not in (None, "nobody-trusted"):
             for node in self._order:
                 self.entries[node].verdict = "not-counted"

@@ -48,36 +48,60 @@ log = logging.getLogger("flwr")  # Flower's own, so that `flwr run --stream` sho
 class RobustStrategy(Strategy):
     """A rule of `fltrust.rules` as a Flower strategy: `RobustStrategy(FLTrust(), root=root_of(module, data, lr=0.1)).start(grid, arrays)`.
 
-    rule                 how replies become one update
-    root                 global arrays -> the change that the server's own training makes of each; for the rules that need it
-    directory            where audit and model are kept; a run that was interrupted there goes on
-    global_lr            alpha of the paper: the model moves by this times the rule's update
-    fraction_train, min_train_nodes    as in Flower's FedAvg
-    min_available_nodes  how many must be there before the first round; before later ones it waits for so many at most a round's deadline
-    min_replies          with fewer valid replies a round keeps the model: a number of replies, or a part (below 1) of the nodes that were
-                         asked. Nodes that are alone in a round can work out much of the root update from the next model
-    buffers              arrays (by name, or a function of the name) that are no parameters: they are not in the cosine, and they are not
-                         taken from clients but from the root's training, if it gives them
-    take_buffers         takes them from clients after all: per coordinate the median over all valid replies. This needs an honest majority,
-                         so it is refused for the rules with a root, which need none
-    server               the server's optimiser (momentum, Adam); None: the model moves by global_lr times the rule's update
-    registered           the SuperLink runs with node authentication and its nodes have registered keys, so that a node id always means the
-                         same node. Rules that remember each client (FoolsGold) need it: without keys a node gets a new id whenever it
-                         starts again, and could shed its past. Fingerprints in the lists below need it too
-    names                file (TOML) that gives nodes names, by id or by fingerprint of their key
-    ban                  nodes that are not asked: ids, fingerprints and names, or a file with one a line, read again before every round
-    allow                if given, no other nodes are asked; in the same forms
-    quarantine           after so many rejected replies a node is not asked for some rounds: a number, or Quarantine(after, rounds).
-                         None: nodes are asked again whatever they sent; what is rejected has no influence anyway
-    metrics_port         where Prometheus finds the run's metrics, on metrics_address
-    log                  "json": the log is one JSON object a line
-    most_examples        FedAvg weighs by the reported number of examples, at most this many; None: all count the same
-    most_bytes           size of a reply; None: the model's, 1 MiB, and 1 KiB for each array
-    most_value           largest absolute value in a reply
-    least_norm           an update shorter than this part of the root update is rejected, without a root: of the weights; None: 1e-4 of the
-                         root update, 1e-6 of the weights
-    seed                 of the choice of nodes, if it must be the same again; None: nobody can predict it
-    poll                 seconds between two looks for replies
+    Parameters
+    ----------
+    rule : Rule
+        Turns the nodes' replies into one update.
+    root : callable or None, default None
+        Takes the global arrays and returns how the server's own training changes each of them. FLTrust, its variants and Zeno++ need it.
+    directory : str, Path or None, default None
+        Where records and model are kept. A run that was interrupted there resumes.
+    global_lr : float, default 1.0
+        alpha of the paper: the model moves by this times the rule's update.
+    fraction_train, min_train_nodes
+        As in Flower's FedAvg.
+    min_available_nodes : int, default 2
+        The first round waits for this many nodes. Later rounds wait for them at most one deadline.
+    min_replies : float, default 0.5
+        With fewer valid replies a round keeps the model: a number of replies, or, below 1, a part of the nodes that were asked. Nodes that
+        are alone in a round can work out much of the root update from the next model.
+    buffers : names or callable, default is_statistic
+        Arrays that are not parameters, by name or by a function of the name. They are not part of the cosine. They come from the root's
+        training, not from the nodes.
+    take_buffers : bool, default False
+        Takes buffers from the nodes after all: the median of all valid replies in each coordinate. This needs an honest majority, so it is
+        refused for rules with a root, which do not need one.
+    server : ServerOptimiser or None, default None
+        The server's optimiser (momentum, Adam). None moves the model by global_lr times the rule's update.
+    registered : bool, default False
+        Says that the SuperLink authenticates nodes by registered keys, so that an id always means the same node. Rules that remember each
+        client (FoolsGold) and fingerprints in the lists below need it. Without keys a node gets a new id at every start and could shed its
+        past.
+    names : str, Path or None, default None
+        A TOML file that gives nodes names, by id or by the fingerprint of their key.
+    ban : list or file, default ()
+        Nodes that are not asked: ids, fingerprints and names, or a file with one on each line. The file is read again before every round.
+    allow : list, file or None, default None
+        In the same forms. If given, no other nodes are asked.
+    quarantine : int, Quarantine or None, default None
+        After this many rejected replies a node is not asked for some rounds. None always asks again; rejected replies have no influence.
+    metrics_port, metrics_address
+        Where Prometheus finds the run's metrics.
+    log : "text" or "json", default "text"
+        "json" writes each line of the log as a JSON object.
+    most_examples : int or None, default None
+        FedAvg weights nodes by the number of examples they report, capped at this. None ignores the reports.
+    most_bytes : int or None, default None
+        The largest reply. None allows the model's size, 1 MiB, and 1 KiB for each array.
+    most_value : float, default 1e9
+        The largest absolute value in a reply.
+    least_norm : float or None, default None
+        Updates shorter than this part of the root update (without a root: of the weights) are rejected. None is 1e-4 of the root update, or
+        1e-6 of the weights.
+    seed : int or None, default None
+        Makes the choice of nodes repeatable. None makes it unpredictable.
+    poll : float, default 0.5
+        Seconds between two looks for replies.
     """
 
     def __init__(
@@ -123,7 +147,7 @@ class RobustStrategy(Strategy):
             f"{type(rule).__name__} remembers each client, and without registered keys nobody knows who a node is: run the SuperLink with "
             "node authentication and say registered=True",
         )
-        _require(not rule.needs_root_loss, f"{type(rule).__name__} tries models on the root set, and a federation has no such loss")
+        _require(not rule.needs_root_loss, f"{type(rule).__name__} needs a loss on the root set, which a federation does not have")
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
         _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")

@@ -32,7 +32,7 @@ def health(rounds: Sequence[RoundLine]) -> Health:
         return Health("bad", text[:1].upper() + text[1:])
     errors = [(line.test_error, line.round) for line in rounds if line.test_error is not None]
     if not errors:
-        return Health("good", "Training goes on; no test error is recorded")
+        return Health("good", "Training continues; no test error is recorded")
     best, when = min(errors)
     if errors[-1][0] > best + WORSE:
         return Health("warn", f"The test error rose to {errors[-1][0]:.3f}; it was {best:.3f} in round {when}")

@@ -69,7 +69,7 @@ def _listening(host: str, port: int | None) -> socket.socket:
                 raise
             return listening
         except socket.gaierror as problem:
-            raise InputError(f"--host {host!r} is no address of this machine") from problem
+            raise InputError(f"--host {host!r} is not an address of this machine") from problem
         except OSError as problem:
             if problem.errno == errno.EADDRINUSE:
                 continue
