@@ -97,6 +97,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 @contextlib.contextmanager
 def watching(path: Path, *options: str) -> Iterator[str]:
     """The address of the page while it is served; it must end quietly."""
+    said = "" if path.exists() else f"there is no folder {path} yet: the page waits for it\n"
     with start(str(path), "--port", "0", *options) as server:
         try:
             assert server.stdout is not None
@@ -106,4 +107,4 @@ def watching(path: Path, *options: str) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGINT)
             out, errors = server.communicate(timeout=60)
-        assert (server.returncode, out, errors) == (0, "", ""), errors
+        assert (server.returncode, out, errors) == (0, "", said), errors
