@@ -21,6 +21,7 @@ from conftest import small_attack, small_task
 from made_up import made_up
 
 from fltrust.attacks import ALIE, NoAttack, Scaling, TrimAttack
+from fltrust.cli import app
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS
@@ -373,19 +374,28 @@ def test_a_sweep_is_planned_killed_resumed_and_answers(folder: Path) -> None:
     assert "not run, or failed" not in page
 
 
-def test_a_sweep_grows_in_its_folder_and_takes_no_other(folder: Path) -> None:
-    short = ["sweep", "--task", "points", "--rule", "fedavg", "--rounds", "1", "--evaluate-every", "1", "--device", "cpu"]
-    assert fltrust(*short, "--attack", "none", cwd=folder).returncode == 0
-    (made,) = (folder / "sweeps").iterdir()  # named after the grid
-    again = fltrust(*short, "--attack", "none,sign-flip", "--out", str(made), cwd=folder)
-    assert "2 runs, 1 done, 1 to do" in again.stdout
+def test_a_sweep_grows_in_its_folder_and_takes_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def sweep(*arguments: str) -> str:
+        short = ["--rule", "fedavg", "--rounds", "1", "--evaluate-every", "1", "--device", "cpu"]
+        app(["sweep", "--task", "points", *short, *arguments], standalone_mode=False)
+        return capsys.readouterr().out
+
+    sweep("--attack", "none")
+    (made,) = Path("sweeps").iterdir()  # named after the grid
+    assert "2 runs, 1 done, 1 to do" in sweep("--attack", "none,sign-flip", "--out", str(made))
     assert len(json.loads((made / "sweep.json").read_text())["planned"]) == 2
-    other = fltrust(*short, "--out", "points", cwd=folder)
-    assert (other.returncode, other.stderr) == (2, "fltrust: points is not empty and holds no sweep: choose another --out\n")
-    both = fltrust("sweep", "--task", "points", "--dataset", "mnist-5k", cwd=folder)
-    assert (both.returncode, both.stderr.count("\n")) == (2, 1)
-    wrong = fltrust("sweep", "--out", str(made), "--format", "html", cwd=folder)
-    assert (wrong.returncode, wrong.stderr) == (2, "fltrust: unknown format 'html'; known: csv, latex, markdown\n")
+    for arguments, said in (
+        (["--out", "points"], "points is not empty and holds no sweep: choose another --out"),
+        (["--dataset", "mnist-5k"], "--task and --dataset both name the data"),
+        (["--out", str(made), "--format", "html"], "unknown format 'html'; known: csv, latex, markdown"),
+        (["--format", "csv"], "name it with --out"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            sweep(*arguments)
 
 
 # ---------------------------------------------------------------- the documentation
