@@ -226,7 +226,7 @@ function showSweep(host, sweep, open) {
         table(board, drawBoards),
         ...pictures(board, drawBoards),
       ]),
-      more(found.length - shown.boards, "data set or setting", () => (shown.boards += 4), drawBoards) || "",
+      more(found.length - shown.boards, "table", () => (shown.boards += 4), drawBoards) || "",
     );
     marked(boards);
   }

@@ -52,7 +52,11 @@ def facts(boards: Sequence[Board]) -> Element:
     each = plural(max(seeds), "seed") if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
     shown = [
         (f"{len(results):,}", "run" if len(results) == 1 else "runs", f"{each} each"),
-        (f"{len(rules)}", "rule" if len(rules) == 1 else "rules", f"on {plural(len(boards), 'data set or setting')}"),
+        (
+            f"{len(rules)}",
+            "rule" if len(rules) == 1 else "rules",
+            "on 1 data set" if len(boards) == 1 else f"on {len(boards)} data sets or settings",
+        ),
         (f"{len(attacks)}", "attack" if len(attacks) == 1 else "attacks", "“none” counts as one" if "none" in attacks else ""),
         (", ".join(map(str, tested[:8])) + (", …" if len(tested) > 8 else ""), "malicious clients", "the numbers that were tested"),
     ]
