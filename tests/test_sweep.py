@@ -87,7 +87,8 @@ def test_an_attack_without_malicious_clients_is_no_attack_to_the_last_bit(attack
     ends = []
     for chosen in (small_attack(attack), NoAttack()):
         task = small_task(malicious=0, attack=chosen)
-        run = Experiment("mine", "mine", FLTrust(), chosen, num_clients=6, clients_per_round=6, malicious=0, rounds=3, evaluate_every=3)
+        numbers = {"num_clients": 6, "clients_per_round": 6, "malicious": 0, "rounds": 3, "evaluate_every": 3, "global_lr": 0.05}
+        run = Experiment("mine", "mine", FLTrust(), chosen, loss="mean", **numbers)
         ends.append(list(simulate(run, task))[-1])
     assert torch.equal(*(end.weights for end in ends))  # type: ignore[arg-type]
     assert ends[0].metrics == ends[1].metrics
