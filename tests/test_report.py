@@ -23,6 +23,7 @@ from fltrust.paper.exhibit import declared
 from fltrust.paper.plan import plan
 from fltrust.report import build, tables
 from fltrust.report.agreement import Number, _judged, judge, tally
+from fltrust.report.folder import write
 from fltrust.report.looks import look_of
 from fltrust.report.page import reproduction_page
 from fltrust.report.reading import Found
@@ -420,10 +421,46 @@ def test_a_forged_list_of_files_removes_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "precious.md").write_text("keep")
     (out / "notes.md").write_text("keep")
     names = ["../precious.md", str(tmp_path / "precious.md"), "tables/../notes.md", "notes.md", "figures/../../precious.md", 3]
-    (out / "report.json").write_text(json.dumps({"files": names}))
-    build([folder], out)
+    for name in names:
+        (out / "report.json").write_text(json.dumps({"files": ["index.html", name]}))
+        with pytest.raises(InputError, match=r"report.json is not of a report"):
+            build([folder], out)
     assert (tmp_path / "precious.md").exists()
     assert (out / "notes.md").exists()
+
+
+@pytest.mark.parametrize("theirs", ['{"quarter": 3}', '{"files": ["report of March.pdf"]}', "[1, 2]"])
+def test_a_users_own_report_json_is_not_taken_for_ours(tmp_path: Path, theirs: str) -> None:
+    out = tmp_path / "site"
+    out.mkdir()
+    (out / "report.json").write_text(theirs)
+    (out / "index.html").write_text("my home page")
+    with pytest.raises(InputError):
+        build([a_few(tmp_path)], out)
+    assert {path.read_text() for path in out.iterdir()} == {theirs, "my home page"}
+
+
+def test_a_users_own_file_in_a_report_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write({"index.html": b"first"}, out)
+    (out / "tables").mkdir()
+    (out / "tables" / "survives.md").write_text("a user's own")
+    with pytest.raises(InputError, match=r"tables/survives.md is not of a report"):
+        write({"index.html": b"second", "tables/survives.md": b"ours"}, out)
+    assert (out / "index.html").read_text() == "first"
+    assert (out / "tables" / "survives.md").read_text() == "a user's own"
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    write({"index.html": b"first"}, out)
+    (out / "report.json").write_text('{"files": ["index.html", "figures/mine.png"]}')
+    elsewhere.mkdir()
+    (elsewhere / "mine.png").write_text("a user's own")
+    (out / "figures").symlink_to(elsewhere)
+    with pytest.raises(InputError, match="figures is not of a report"):
+        write({"index.html": b"second"}, out)
+    assert (elsewhere / "mine.png").exists()
 
 
 def test_no_results_is_one_line(tmp_path: Path) -> None:

@@ -15,17 +15,19 @@ _OURS = re.compile(r"index\.html|(figures|tables)/[\w+-][\w.+-]*")
 def write(content: Mapping[str, bytes], out: Path) -> list[Path]:
     """Replaces the report in the folder, file by file, and removes files of the one before. A list of both stands there meanwhile."""
     before = _listed(out)
-    if before is None and (strange := next((name for name in ("index.html", "figures", "tables") if (out / name).exists()), None)):
-        raise InputError(f"{out} has a {strange} that is not of a report with a {LIST}: choose another --out, or empty the folder")
+    strange = [name for name in content if name not in before and (out / name).exists()]
+    strange += [name for name in ("figures", "tables") if (out / name).is_symlink() or (not before and (out / name).exists())]
+    if strange:
+        raise InputError(f"{out / strange[0]} is not of a report with a {LIST}: choose another --out, or empty the folder")
     out.mkdir(parents=True, exist_ok=True)
-    _list(out, {*(before or ()), *content})
+    _list(out, {*before, *content})
     written = []
     for name, data in content.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)
         replace(path, data)
         written.append(path)
-    for name in before or ():
+    for name in before:
         if name not in content:
             (out / name).unlink(missing_ok=True)
     for folder in ("figures", "tables"):
@@ -39,9 +41,11 @@ def _list(out: Path, names: set[str]) -> None:
     replace(out / LIST, json.dumps({"files": sorted(names)}, indent=1).encode())
 
 
-def _listed(out: Path) -> set[str] | None:
-    """What an earlier report wrote here. Only names that a report has count: nobody's list makes us remove another file."""
+def _listed(out: Path) -> set[str]:
+    """What an earlier report wrote here. A list with any other name is not ours: a user's own file may be called the same."""
     if not (out / LIST).exists():
-        return None
+        return set()
     files = read_json(out / LIST).get("files")
-    return {name for name in files if isinstance(name, str) and _OURS.fullmatch(name)} if isinstance(files, list) else set()
+    if not isinstance(files, list) or not all(isinstance(name, str) and _OURS.fullmatch(name) for name in files):
+        raise InputError(f"{out / LIST} is not of a report: choose another --out, or empty the folder")
+    return set(files)
