@@ -31,6 +31,7 @@ from fltrust.report.reading import read
 from fltrust.report.repeat import run_command
 from fltrust.report.survival import Board, Line, boards
 from fltrust.report.survival_text import FORMATS, numbers
+from fltrust.report.sweep import headline
 from fltrust.rules import FedAvg, FLTrust, Krum, TrimmedMean
 from fltrust.simulation import simulate
 from fltrust.store import results
@@ -203,6 +204,16 @@ def test_the_worst_attack_is_the_one_survived_least() -> None:
     worst = board_of(*some).rows[0].worst(0.05)
     assert worst
     assert (worst[0], worst[1].attack) == ((0, 1), "ipm")
+
+
+def test_an_attack_that_was_tested_little_hides_none_that_harms() -> None:
+    some = [result("fedavg", "none", 0, 0.04), result("fedavg", "alie", 1, 0.05)]
+    some += [result("fedavg", "trim", many, error) for many, error in ((1, 0.05), (2, 0.05), (3, 0.9))]
+    board = board_of(*some)
+    worst = board.rows[0].worst(0.05)
+    assert worst
+    assert (worst[0], worst[1].attack) == ((2, 3), "trim")
+    assert headline(board, 0.05) == ["fedavg survives 2 of 20 malicious clients (10%); 3 harm it (attack trim)"]
 
 
 def test_rules_and_attacks_are_told_apart_by_their_parameters() -> None:

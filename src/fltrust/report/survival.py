@@ -84,9 +84,10 @@ class Row:
     lines: tuple[Line, ...]
 
     def worst(self, threshold: float) -> tuple[Survival, Line] | None:
-        """The attack that it survives least; of several, the one that does most harm."""
+        """The attack that it survives least; of several, the one that does most harm. One that harms it is worse than one that was only
+        tested with few malicious clients."""
         found = [(survival, line) for line in self.lines if (survival := line.survival(threshold))]
-        return min(found, key=lambda one: (one[0].most, one[0].breaks is None, -_most_harm(one[1])), default=None)
+        return min(found, key=lambda one: (one[0].breaks is None, one[0].most, -_most_harm(one[1])), default=None)
 
     @property
     def clean(self) -> Point | None:
