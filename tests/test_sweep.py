@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import datetime
 import io
 import json
 import os
@@ -37,6 +38,7 @@ from fltrust.simulation import simulate
 from fltrust.store import results
 from fltrust.store.results import Result, Results
 from fltrust.sweep import grid_of, plan
+from fltrust.triggers import Trigger
 
 # ---------------------------------------------------------------- the grid
 
@@ -123,6 +125,28 @@ def test_what_makes_no_sense_is_named_and_left_out() -> None:
 def test_mistakes_are_refused_before_anything_runs(given: dict[str, str], said: str) -> None:
     with pytest.raises(InputError, match=re.escape(said)):
         plan(grid_of({}, {"dataset": "mnist-5k", **given}))
+
+
+def test_a_seed_that_is_named_twice_is_run_once() -> None:
+    runs, _ = plan(grid_of({"dataset": "mnist-5k", "seed": [3, 1, 3]}, {}))
+    assert [run.seed for run in runs] == [3, 1]
+
+
+def test_a_parameter_has_the_value_that_the_file_gives_it() -> None:
+    trigger = {"where": [[0]], "value": 1.0, "target": 2}
+    (run,) = plan(grid_of({"dataset": "mnist-5k", "attack": "scaling", "attack.trigger": trigger}, {})).runs
+    assert run.attack.trigger == Trigger(where=((0,),), value=1.0, target=2)
+    for value, said in ((datetime.date(2020, 1, 1), "expected a whole number"), ("😀", "tolerate cannot be '😀'")):
+        with pytest.raises(InputError, match=said):
+            plan(grid_of({"dataset": "mnist-5k", "rule": "krum", "rule.tolerate": value}, {}))
+
+
+def test_a_threshold_that_is_no_number_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fltrust", "report", "--threshold", "nan"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "fltrust: --threshold must be a number from 0 to 1, not nan\n"
 
 
 def test_an_unknown_field_of_a_file_is_refused() -> None:
@@ -290,6 +314,13 @@ def test_a_report_runs_no_file_that_a_run_names(tmp_path: Path, monkeypatch: pyt
     command = run_command(made.boards[0].results[0].run)
     assert 'dataset = "evil.py:build"' in command
     assert command.endswith("fltrust run experiment.toml")
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("\ud800", ()), ("mine", (("a b", "1"),)), ("\x7f", ()), ("😀", ())])
+def test_a_name_that_toml_cannot_hold_stops_no_report(name: str, parameters: tuple[tuple[str, str], ...]) -> None:
+    run = dataclasses.replace(Experiment.on("mnist-5k", "fedavg", "trim"), rule=Absent(RULES, name, parameters))
+    for one in (run, dataclasses.replace(run, dataset="my.py:build")):
+        assert "fltrust run" in run_command(one) or run_command(one).startswith("# a plug-in made this run")
 
 
 def test_a_damaged_plan_stops_no_report(tmp_path: Path) -> None:

@@ -31,18 +31,24 @@ def words(field: str, value: Any) -> list[str]:
 
 def assigned(written: dict[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """An experiment as TOML would declare it, with assignments such as 'rule.tolerate=25' or 'attack.knowledge=partial'."""
-    written = dict(written)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
-        first, *inner = path.strip().split(".")
-        if not equals or not all((first, *inner)):
+        if not equals:
             raise InputError(f"--set {assignment}: expected PART.PARAMETER=VALUE, such as rule.tolerate=25")
-        known("field", first, FIELDS)
-        if inner and first not in PARTS:
-            raise InputError(f"--set {assignment}: {first} has no parameters; known: {', '.join(PARTS)}")
-        part = written.get(first, _DEFAULTS.get(first))
-        written[first] = _with(unfolded(PARTS[first], part) if inner else part, inner, toml_value(text), assignment)
+        written = with_value(written, path, toml_value(text), assignment)
     return written
+
+
+def with_value(written: dict[str, Any], path: str, value: Any, assignment: str) -> dict[str, Any]:
+    """The experiment with a value at a path such as 'rule.tolerate'."""
+    first, *inner = path.strip().split(".")
+    if not all((first, *inner)):
+        raise InputError(f"--set {assignment}: expected PART.PARAMETER=VALUE, such as rule.tolerate=25")
+    known("field", first, FIELDS)
+    if inner and first not in PARTS:
+        raise InputError(f"--set {assignment}: {first} has no parameters; known: {', '.join(PARTS)}")
+    part = written.get(first, _DEFAULTS.get(first))
+    return {**written, first: _with(unfolded(PARTS[first], part) if inner else part, inner, value, assignment)}
 
 
 _DEFAULTS = {  # what a part is called if nobody names it

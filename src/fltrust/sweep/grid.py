@@ -11,7 +11,6 @@ A list means "each of these". What a combination leaves out is usual for its dat
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_origin, get_type_hints
@@ -20,7 +19,7 @@ from fltrust.attacks import Attack, NoAttack
 from fltrust.codec import checked, unfolded
 from fltrust.errors import InputError
 from fltrust.experiment import FIELDS, PARTS, Experiment, Precision, from_dict
-from fltrust.options import assigned, toml_value
+from fltrust.options import toml_value, with_value
 from fltrust.registry import DATASETS, METRICS, MODELS, Registry, known
 from fltrust.rules.rule import try_rule
 
@@ -64,7 +63,7 @@ def grid_of(written: Mapping[str, Any], given: Mapping[str, str], settings: Iter
         raise InputError(f"seeds must be a whole number from 1 on, not {seeds!r}")
     for name, several in values.items():
         _check(name, several)
-    named = values.pop("seed", ())
+    named = tuple(dict.fromkeys(values.pop("seed", ())))
     return Grid(values, named or tuple(range(seeds or 1)))
 
 
@@ -101,7 +100,7 @@ def _check(name: str, values: Sequence[Any]) -> None:
     field, _, parameter = name.partition(".")
     known("field", field, [*FIELDS, "seeds"])
     if parameter:
-        return  # `assigned` checks it beside the part that it belongs to
+        return  # `with_value` checks it beside the part that it belongs to
     for value in values:
         if field in PARTS:
             _check_names(PARTS[field], value)
@@ -148,8 +147,10 @@ def plan(grid: Grid, precision: Precision = "float32") -> Plan:
 
 def _experiment(chosen: Mapping[str, Any], precision: Precision) -> Experiment:
     fields = {name: value for name, value in chosen.items() if "." not in name}
-    assignments = [f"{name}={json.dumps(value)}" for name, value in chosen.items() if "." in name]
-    run = from_dict({**assigned(fields, assignments), "precision": precision})
+    for name, value in chosen.items():
+        if "." in name:
+            fields = with_value(fields, name, value, f"{name}={_words(value)}")
+    run = from_dict({**fields, "precision": precision})
     return run if run.malicious or _has_backdoor(run.attack) else replace(run, attack=NoAttack())
 
 
