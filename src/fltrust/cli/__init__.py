@@ -1,5 +1,6 @@
 """The command line. Only typer is imported here; what is heavy is imported by the command that needs it."""
 
+import math
 import os
 import sys
 from functools import partial
@@ -318,9 +319,20 @@ def league(
     )
 
 
+def _a_number(value: float) -> float:
+    if math.isnan(value):  # neither below 0 nor above 1
+        raise InputError("--threshold must be a number from 0 to 1, not nan")
+    return value
+
+
 Threshold = Annotated[
     float,
-    typer.Option(min=0, max=1, help="A rule counts as unharmed while an attack adds at most this to its test error or backdoor success."),
+    typer.Option(
+        min=0,
+        max=1,
+        callback=_a_number,
+        help="A rule counts as unharmed while an attack adds at most this to its test error or backdoor success.",
+    ),
 ]
 
 

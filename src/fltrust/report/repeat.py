@@ -21,7 +21,7 @@ def run_command(run: Experiment) -> str:
     """`fltrust run ...`; where options do not say all, a TOML file comes first."""
     try:
         return _command(run)
-    except InputError:
+    except (InputError, tomllib.TOMLDecodeError):  # a hostile name may be no TOML
         return "# a plug-in made this run, and it is not loaded here: the run's own files declare it"
 
 
@@ -101,7 +101,7 @@ def _usual(dataset: str, rule: Any, attack: Any, *changed: tuple[str, Any]) -> d
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items() if item is not None) + " }"
-    return json.dumps(value)  # TOML writes strings, numbers, truth values and lists as JSON does
+    return json.dumps(value, ensure_ascii=False)  # TOML writes strings, numbers, truth values and lists as JSON does
 
 
 def reproduce_command(exhibit: Exhibit, cell: Cell, results: tuple[Result, ...]) -> str:
