@@ -20,7 +20,7 @@ from fltrust.datasets.dataset import Examples
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.rootset.check import Finding, check_root
-from fltrust.rootset.measure import by_mean, classes_of, even_samples, labels_of, trust_of, with_root
+from fltrust.rootset.measure import Labels, by_mean, classes_of, even_samples, labels_of, trust_of, with_root
 from fltrust.rootset.read import with_root_of
 from fltrust.tasks.task import Task
 
@@ -85,6 +85,33 @@ def test_wrong_labels_are_counted_and_named(share: float) -> None:
     assert not finding.fine
     assert f"{found.noise:.0%} of the labels look wrong" in finding.text
     assert str(first.example) in finding.text
+
+
+def hard(seed: int, share: float, root: int, test: int) -> Labels:
+    """Two classes that overlap, so that the best model is wrong in a quarter of all cases; a share of the root set's labels is wrong."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, root + 2000 + test)
+    points = rng.normal(size=(len(labels), 4)).astype(np.float32)
+    points[:, 0] += 0.67 * (2 * labels - 1)
+    wrong = rng.permutation(root)[: round(share * root)]
+    labels[wrong] = 1 - labels[wrong]
+    torch.manual_seed(0)
+    known, clients = root + 2000, list(np.arange(root, root + 2000).reshape(5, -1))
+    task = Task.from_arrays(
+        points[:known], labels[:known], points[known:], labels[known:], clients=clients, root=np.arange(root), model=nn.Linear(4, 2)
+    )
+    return labels_of(dataclasses.replace(RUN, num_clients=5, clients_per_round=5, rounds=20, root_size=root, global_lr=0.3), task)
+
+
+def test_a_wrong_label_and_a_wrong_model_may_agree() -> None:
+    found = [hard(seed, 0.2, root=1000, test=5000) for seed in range(3)]
+    assert found[0].test_error > 0.2
+    assert np.mean([one.noise for one in found]) == pytest.approx(0.2, abs=0.05)
+
+
+def test_few_test_examples_raise_no_alarm() -> None:
+    found = [hard(seed, 0.0, root=200, test=60) for seed in range(40)]
+    assert sum(one.error - one.test_error > 2 * one.spread for one in found) <= 4  # 1 is expected
 
 
 def test_the_labels_are_judged_by_a_model_that_never_saw_them() -> None:

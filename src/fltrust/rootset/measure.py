@@ -53,18 +53,25 @@ class Labels:
 
     error: float  # on the root set: how often it disagrees
     test_error: float  # what right labels would give
-    spread: float  # of the first, by chance alone: a standard error
+    spread: float  # of their difference, by chance alone: a standard error
     suspects: tuple[Suspect, ...]  # the largest loss first
+    num_classes: int  # 0: labels are no classes
 
     @property
     def noise(self) -> float:
         """The estimated share of wrong labels."""
-        return max(0.0, self.error - self.test_error) / max(1e-9, 1 - self.test_error)
+        return min(1.0, max(0.0, self.error - self.test_error) / self._each)
 
     @property
     def noticeable(self) -> float:
         """The smallest share of wrong labels that would stand out."""
-        return min(1.0, 2 * self.spread / max(1e-9, 1 - self.test_error))
+        return min(1.0, 2 * self.spread / self._each)
+
+    @property
+    def _each(self) -> float:
+        """How much a wrong label adds to the error on average. Where the model is wrong too, both may name the same class: of two, always."""
+        agree = self.test_error / (self.num_classes - 1) if self.num_classes > 1 else 0.0
+        return max(1e-9, 1 - self.test_error - agree)
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,9 @@ def labels_of(run: Experiment, task: Task) -> Labels:
         raise InputError("training diverged, so nothing can be said about the labels: use a smaller learning rate")
     wrong = [i for i in scores.loss.argsort(descending=True).tolist() if scores.error[i] >= 0.5]
     suspects = tuple(Suspect(i, targets[i].tolist(), _answer(scores, i), scores.loss[i].item()) for i in wrong)
-    return Labels(error, expected, math.sqrt(max(expected * (1 - expected), 1 / len(task.root)) / len(task.root)), suspects)
+    variance = max(expected * (1 - expected), 1 / len(task.root))
+    spread = math.sqrt(variance * (1 / len(task.root) + 1 / len(task.test_inputs)))
+    return Labels(error, expected, spread, suspects, task.num_classes)
 
 
 def by_mean(run: Experiment) -> Experiment:
