@@ -122,8 +122,11 @@ def _lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """A spreadsheet takes text that begins like this for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) and not _is_number(value) else value
+    """Text in one line: a carriage return would begin another row. A spreadsheet takes text that begins like this for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join(value.split())
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
 
 
 def _is_number(text: str) -> bool:
