@@ -230,6 +230,15 @@ def test_files_that_are_no_root_set_are_one_line(tmp_path: Path, arrays: dict[st
     assert "\n" not in str(caught.value)
 
 
+def test_whole_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    bytes_, labels = np.zeros((8, 2), np.uint8), np.array([0, 1] * 4, np.uint8)
+    examples = Examples(bytes_, labels, bytes_, labels)
+    for inputs, targets in ((np.full((3, 2), 300, np.uint16), [0, 1, 0]), (bytes_[:3], [0, 256, 1])):
+        np.savez(tmp_path / "root.npz", inputs=inputs, targets=np.array(targets))
+        with pytest.raises(InputError, match=r"root.npz: it holds numbers that do not fit uint8"):
+            with_root_of(examples, tmp_path / "root.npz")
+
+
 def test_hostile_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "root.npz").write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(InputError, match=r"neither an \.npy nor an \.npz file"):

@@ -60,8 +60,16 @@ def _appended(examples: Examples, inputs: NDArray[np.generic], targets: NDArray[
     owners = examples.owners
     return replace(
         examples,
-        train=np.concatenate((train, inputs.astype(train.dtype))),
-        train_labels=np.concatenate((labels, targets.astype(labels.dtype))),
+        train=np.concatenate((train, _as(train, inputs))),
+        train_labels=np.concatenate((labels, _as(labels, targets))),
         owners=None if owners is None else np.append(owners, np.zeros(len(inputs), owners.dtype)),  # of no matter: they leave the clients
         root=np.arange(len(train), len(train) + len(inputs)),
     )
+
+
+def _as(theirs: NDArray[np.generic], ours: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Ours in the type of the training examples. Whole numbers that do not fit would become others."""
+    cast = ours.astype(theirs.dtype)
+    if theirs.dtype.kind in "iu" and not np.array_equal(cast, ours):
+        raise InputError(f"it holds numbers that do not fit {theirs.dtype}, the type of the training examples")
+    return cast
