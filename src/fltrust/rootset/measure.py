@@ -69,7 +69,7 @@ class Labels:
 
     @property
     def _each(self) -> float:
-        """How much a wrong label adds to the error on average. Where the model is wrong too, both may name the same class: of two, always."""
+        """How much a wrong label adds to the error on average. A model that is wrong too may name the same class: of two, always."""
         agree = self.test_error / (self.num_classes - 1) if self.num_classes > 1 else 0.0
         return max(1e-9, 1 - self.test_error - agree)
 
