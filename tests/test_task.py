@@ -224,3 +224,16 @@ def test_test_examples_must_be_of_the_same_kind() -> None:
         task(FEATURES.astype(int) ** 2, LABELS[:, 0])
     with pytest.raises(InputError, match=r"targets have the shape \(\), test targets \(3,\)"):
         task(FEATURES, LABELS)
+
+
+def test_tensors_are_arrays_too() -> None:
+    inputs, targets = torch.arange(24.0).reshape(12, 2), torch.arange(12) % 3
+    task = Task.from_arrays(inputs, targets, inputs[:3], targets[:3], clients=3, root=3, model=nn.Linear(2, 3))
+    assert torch.equal(task.inputs, inputs)
+    assert torch.equal(task.targets, targets)
+
+
+def test_a_model_that_is_no_module_is_refused() -> None:
+    inputs, targets = np.zeros((12, 2), np.float32), np.arange(12) % 3
+    with pytest.raises(InputError, match=r"the model must be a torch\.nn\.Module, not 'logistic'"):
+        Task.from_arrays(inputs, targets, inputs, targets, clients=3, root=3, model="logistic")  # type: ignore[arg-type]

@@ -20,6 +20,8 @@ class Model:
     """A module as a function of (weights, images); the module itself is only its shape and its first weights."""
 
     def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise InputError(f"the model must be a torch.nn.Module, not {module!r}")
         self.module = copy.deepcopy(module)
         self.names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         self.shapes = [parameter.shape for parameter in trainable(self.module)]

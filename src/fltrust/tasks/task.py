@@ -157,6 +157,7 @@ class Task:
         ... )
         Task(16 + 4 examples of shape (8,), int64; 5 classes; 2 clients, 0 malicious; root set of 4; Embedding with 25 weights; cpu)
         """
+        inputs, test_inputs = np.asarray(inputs), np.asarray(test_inputs)  # tensors and lists will do too
         objective = cast(Objective, built(OBJECTIVES, objective, {}))
         attack = None if attack is None else cast(Attack, built(ATTACKS, attack, {}))
         if isinstance(clients, int | np.integer):
