@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fltrust.cli import app
 from fltrust.datasets.own import _built, read_npy
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -334,3 +335,9 @@ def test_plain_arrays_are_read_as_numpy_reads_them(array: np.ndarray) -> None:
     read = read_npy("x.npy", buffer.getvalue())
     assert (read.shape, read.dtype) == (array.shape, array.dtype)
     assert np.array_equal(read, array)
+
+
+@pytest.mark.parametrize("command", [["run"], ["sweep", "--rule", "krum"], ["root", "check"]])
+def test_a_missing_task_is_not_called_an_unknown_data_set(command: list[str]) -> None:
+    with pytest.raises(InputError, match=r"^no task nowhere: it must be a folder"):
+        app([*command, "--task", "nowhere"], standalone_mode=False)

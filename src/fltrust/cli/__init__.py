@@ -202,11 +202,12 @@ def run(
     [bold]fltrust run --task my_task.py:build --rule fltrust --attack trim[/bold]
     """
     from fltrust.cli.run import run_one
+    from fltrust.datasets.own import own
 
     if task is not None:
         if "dataset" in given:
             raise InputError("--task and --dataset both name the data: give one of them")
-        given["dataset"] = task
+        given["dataset"] = own(task)
     run_one(
         config,
         given,
@@ -377,9 +378,11 @@ def sweep(
     """
     from fltrust.cli.many import How
     from fltrust.cli.sweep import run_sweep
+    from fltrust.datasets.own import own
 
     if task is not None and "dataset" in given:
         raise InputError("--task and --dataset both name the data: give one of them")
+    task = task if task is None else own(task)
     how = How(device, precision, jobs, ray, data_dir, plugin or [], out or Path(), dry_run, reported=False)
     given |= {name: value for name, value in (("dataset", task), ("seeds", seeds)) if value is not None}
     run_sweep(config, given, settings or [], named=out is not None, threshold=threshold, format=format, how=how)

@@ -46,6 +46,7 @@ def check(
 
     [bold]fltrust root check --task my_task.py:build --root root.npz --json[/bold]
     """
+    from fltrust.datasets.own import own
     from fltrust.errors import InputError
 
     if (task is None) == (dataset is None):
@@ -54,7 +55,7 @@ def check(
         raise InputError("--root is the root set already: leave out --root-size")
     changes = {"root_size": root_size, "rounds": rounds}
     given = {name: value for name, value in changes.items() if value is not None}
-    found = _checked(task or dataset or "", root, {**given, "seed": seed}, plugin or [], device, data_dir)
+    found = _checked(dataset or own(task or ""), root, {**given, "seed": seed}, plugin or [], device, data_dir)
     if json:
         import json as encoder
 

@@ -58,7 +58,18 @@ def find(name: str) -> Profile | None:
         check_fields(settings, folder / SETTINGS)
         root = read_npy("root.npy", _read(folder / "root.npy")) if (folder / "root.npy").exists() else None
         return _profile(name, settings, (folder / "owners.npy").exists(), root, partial(_load_folder, folder, chosen))
-    raise InputError(f"no task {name}: it must be a folder with a {SETTINGS}, or a file and its function, my_task.py:build")
+    raise _no_task(name)
+
+
+def own(name: str) -> str:
+    """The name as it is. Refused if it can be neither a folder nor a file: then it would be taken for a data set of the package."""
+    if "/" in name or ".py" in name or Path(name).is_dir():
+        return name
+    raise _no_task(name)
+
+
+def _no_task(name: str) -> InputError:
+    return InputError(f"no task {name}: it must be a folder with a {SETTINGS}, or a file and its function, my_task.py:build")
 
 
 def _profile(name: str, settings: Mapping[str, Any], by_owner: bool, root: NDArray[Any] | None, load: Any) -> Profile:
