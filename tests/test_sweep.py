@@ -152,6 +152,8 @@ def test_a_threshold_that_is_no_number_is_one_line(tmp_path: Path) -> None:
 def test_an_unknown_field_of_a_file_is_refused() -> None:
     with pytest.raises(InputError, match="unknown field 'rles'"):
         grid_of({"rles": ["krum"]}, {})
+    with pytest.raises(InputError, match="unknown field 'clients': did you mean 'num_clients'"):
+        grid_of({"clients": 5}, {})
     with pytest.raises(InputError, match=r"expected PART\.PARAMETER=VALUE"):
         grid_of({}, {}, ["rule.tolerate"])
 
@@ -345,6 +347,8 @@ from fltrust import RULES, FedAvg
 @dataclass(frozen=True)
 class Mine(FedAvg):
     "The mean."
+
+    beta: float = 0.5
 """
 SETTINGS = """
 model = "logistic"
@@ -416,6 +420,14 @@ def test_a_sweep_is_planned_killed_resumed_and_answers(folder: Path) -> None:
     page = (folder / "out" / "report" / "index.html").read_text()
     assert "Bulyan cannot tolerate 2 of 6" in page
     assert "not run, or failed" not in page
+    assert fltrust("report", "out", "--out", "bare", cwd=folder).returncode == 0
+    assert "not run, or failed" not in (folder / "bare" / "index.html").read_text()  # neither without the plug-in
+
+
+def test_a_mistake_in_a_file_is_said_with_the_files_name(folder: Path) -> None:
+    (folder / "grid.toml").write_text('seed = "3"\n')
+    refused = fltrust(*COMMAND, cwd=folder)
+    assert (refused.returncode, refused.stderr) == (2, "fltrust: grid.toml: seed cannot be '3': expected a whole number\n")
 
 
 def test_a_sweep_grows_in_its_folder_and_takes_no_other(

@@ -51,6 +51,10 @@ def run_sweep(
             raise InputError("--format prints what a folder holds: name it with --out")
         print(FORMATS[format](boards(readable([how.out]).results, threshold), threshold), end="")
         return
+    try:
+        grid_of(written, {})
+    except InputError as mistake:
+        raise InputError(f"{config}: {mistake}") from mistake
     grid = grid_of(written, given, settings)
     if not named:
         how = dataclasses.replace(how, out=Path("sweeps") / _key(grid))

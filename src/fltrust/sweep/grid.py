@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from fltrust.attacks import Attack, NoAttack
 from fltrust.codec import checked, unfolded
 from fltrust.errors import InputError
-from fltrust.experiment import FIELDS, PARTS, Experiment, Precision, from_dict
+from fltrust.experiment import FIELDS, MEANT, PARTS, Experiment, Precision, from_dict
 from fltrust.options import toml_value, with_value
 from fltrust.registry import DATASETS, METRICS, MODELS, Registry, known
 from fltrust.rules.rule import try_rule
@@ -98,7 +98,7 @@ assert {name for name, hint in get_type_hints(Experiment).items() if get_origin(
 def _check(name: str, values: Sequence[Any]) -> None:
     """Refuses a misspelt name and a value of the wrong type, before they spoil every combination."""
     field, _, parameter = name.partition(".")
-    known("field", field, [*FIELDS, "seeds"])
+    known("field", field, [*FIELDS, "seeds"], MEANT)
     if parameter:
         return  # `with_value` checks it beside the part that it belongs to
     for value in values:
