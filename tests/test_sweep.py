@@ -273,6 +273,14 @@ def test_rules_whose_plug_in_is_not_loaded_come_last() -> None:
     assert line_of(board, "mine, beta 0.5", "trim").survival(0.05) == (1, None)
 
 
+def test_the_first_sentence_says_if_a_rule_survives_because_it_learns_little() -> None:
+    survives = [result("fltrust", "trim", many, 0.5) for many in (0, 1)]
+    harmed = [result("fedavg", "trim", many, 0.1 + 0.4 * bool(many)) for many in (0, 1)]
+    first, second = headline(board_of(*survives, *harmed), 0.05)
+    assert first.endswith("malicious clients (5%). Its error without attack is 0.500; the best rule has 0.100")
+    assert "the best rule" not in second
+
+
 # ---------------------------------------------------------------- as text
 
 

@@ -27,6 +27,7 @@ def definition(threshold: float) -> str:
 def headline(board: Board, threshold: float) -> list[str]:
     """The answer, a sentence for each of the first rules."""
     said = []
+    best = min((row.clean.error.mean for row in board.rows if row.clean), default=0.0)
     for row in board.rows[:NAMED]:
         if not (worst := row.worst(threshold)):
             continue
@@ -40,6 +41,8 @@ def headline(board: Board, threshold: float) -> list[str]:
             said.append(
                 f"{row.rule} survives none: {survival.breaks} of {board.num_clients} malicious clients harm it (attack {line.attack})"
             )
+        if row.clean and row.clean.error.mean > best + threshold:  # it may survive because it learns little
+            said[-1] += f". Its error without attack is {row.clean.error.mean:.3f}; the best rule has {best:.3f}"
     others = sum(row.worst(threshold) is not None for row in board.rows[NAMED:])
     return [*said, *([f"{plural(others, 'rule')} more in the table below"] if others else [])]
 
