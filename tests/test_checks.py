@@ -27,6 +27,7 @@ from fltrust.report.agreement import judge as paper_judge
 from fltrust.report.checks import checks_section
 from fltrust.report.embed import Embedded
 from fltrust.report.page import reproduction_page
+from fltrust.report.reading import Found
 from fltrust.rules import Median
 from fltrust.store.results import Result, Results
 from fltrust.tasks.splits_sorted import LongTail, MaliciousIID
@@ -316,7 +317,7 @@ def test_min_max_of_blades_turns_half_of_the_deviation_round() -> None:
 
 def test_the_report_has_a_section_of_checks_and_lists_their_runs_nowhere_else() -> None:
     found = some_results()
-    page = reproduction_page({exhibit: paper_judge(exhibit, found) for exhibit in EXHIBITS.values()}, found)
+    page = reproduction_page({exhibit: paper_judge(exhibit, found) for exhibit in EXHIBITS.values()}, Found(found))
     assert 'id="checks"' in page
     assert "Other authors' numbers" in page
     assert "Other runs" not in page

@@ -117,7 +117,8 @@ def test_what_makes_no_sense_is_named_and_left_out() -> None:
         ({"malicious": "0,x"}, "malicious"),
         ({"rule": "krum,,fltrust"}, "a value is missing"),
         ({"rule": "[]"}, "names no value"),
-        ({"seeds": "0"}, "seeds must be a whole number from 1 on"),
+        ({"seeds": "0"}, "seeds must be a whole number from 1 to 10,000, not 0"),
+        ({"seeds": "1000000000"}, "not 1000000000"),
         ({"seeds": "2", "seed": "1,2"}, "both seed and seeds"),
         ({"rule": "bulyan", "malicious": "9"}, "Bulyan cannot tolerate 9 of 20"),  # nothing is left to run
     ],

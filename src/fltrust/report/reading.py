@@ -157,8 +157,7 @@ def _add_plan(found: Found, path: Path) -> None:
         found.problems.append(Problem(str(path), str(problem)))
         return
     begun = [*found.results.all(), *(one for _, one in found.unfinished)]
-    runs_here = [replace(one.run, precision="float32") for one in begun if isinstance(one.run, Experiment)]
-    here = {same_question(run) for run in runs_here} | {run.key for run in runs_here}  # older plans name runs by their keys
+    here = {same_question(one.run) for one in begun if isinstance(one.run, Experiment)}
     again = "not run, or failed: the same sweep command tries it again"
     found.problems += [Problem(what, again) for key, what in runs.items() if key not in here]
     found.problems += [Problem(what, f"left out: {why}") for what, why in left_out.items()]

@@ -26,6 +26,8 @@ from fltrust.rules.rule import try_rule
 _DEPTHS = {"lr_decay": 2, "metrics": 1}  # fields whose values are lists themselves, and how deep
 _LAST = ("attack", "malicious", "rule")  # change fastest: runs that differ only in their rule share their data
 
+MOST_SEEDS = 10_000  # more is a mistake
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -59,8 +61,8 @@ def grid_of(written: Mapping[str, Any], given: Mapping[str, str], settings: Iter
     seeds = toml_value(given["seeds"]) if "seeds" in given else written.get("seeds")
     if seeds is not None and "seed" in values:
         raise InputError("both seed and seeds are given: seed = [3, 7] names them, seeds = 3 counts them from 0")
-    if seeds is not None and (not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1):
-        raise InputError(f"seeds must be a whole number from 1 on, not {seeds!r}")
+    if seeds is not None and (not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= MOST_SEEDS):
+        raise InputError(f"seeds must be a whole number from 1 to {MOST_SEEDS:,}, not {seeds!r}")
     for name, several in values.items():
         _check(name, several)
     named = tuple(dict.fromkeys(values.pop("seed", ())))
