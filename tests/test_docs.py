@@ -27,6 +27,7 @@ from fltrust.options import assigned
 from fltrust.registry import ATTACKS, RULES, Registry, load_plugin
 from fltrust.rules import FLTrust
 from fltrust.simulation import simulate
+from fltrust.sweep import grid_of, plan
 
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {"own-data.md"}  # its blocks need each other: test_own_data.py runs all of them
@@ -127,7 +128,9 @@ def test_python_and_files(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             compile(after, page.name, "exec")
         elif block.language == "toml":
             content = tomllib.loads(block.text)
-            if "dataset" in content:
+            if page.name == "sweep.md":
+                assert plan(grid_of(content, {})).runs
+            elif "dataset" in content:
                 from_dict(content)
             (tmp_path / "names.toml").write_text(block.text)
         elif block.language == "python" and page.name in NOT_OURS:
