@@ -24,7 +24,8 @@ from watched import PROGRAM, watching
 
 SCALING, ALTERNATING, *HONEST, FLOODING, IMPERSONATING = range(10)  # by partition-id
 SUPERNODES = [SCALING, ALTERNATING, *HONEST]
-SINCE, ROUNDS = 3, 7  # so the alternating node attacks three times: after two, chance in the sketches decides between two verdicts
+SINCE, ROUNDS = 3, 5
+SLOWLY = {"learning-rate": 0.03}  # so honest updates still agree in round 5, and no chance in the sketches decides on the alternating node
 NAMES = [f"clinic-{letter}" for letter in "abcdefghij"]
 
 
@@ -100,7 +101,7 @@ def audited(path: Path) -> tuple[int, dict[str, Any]]:
 def test_four_hostile_nodes_of_ten(federation: TenNodes, app: Path, browser: Browser | None, tmp_path: Path) -> None:
     run = federation.folder / "runs" / "ten"
     settings = {"malicious": 2, "hostile": "scaling alternating", "hostile-from": SINCE, "deadline": 3600, "nodes": 10, "rounds": ROUNDS}
-    settings |= {"registered": True, "names": "names.toml", "quarantine": 2, "directory": "runs/ten"}
+    settings |= {"registered": True, "names": "names.toml", "quarantine": 2, "directory": "runs/ten"} | SLOWLY
     with watching(run) as url:
         if browser is not None:
             browser.open(url)
@@ -119,7 +120,7 @@ def test_four_hostile_nodes_of_ten(federation: TenNodes, app: Path, browser: Bro
         assert [record["verdict"][node] for node in HONEST] == ["used"] * len(HONEST)
 
     # The error.
-    play_alone(app, tmp_path / "honest", 10, rounds=ROUNDS)
+    play_alone(app, tmp_path / "honest", 10, rounds=ROUNDS, **SLOWLY)
     honest = [json.loads(line)["test_error"] for line in (tmp_path / "honest" / "records.jsonl").read_text().splitlines()]
     assert [record["test_error"] for record in records[: SINCE - 1]] == honest[: SINCE - 1]  # all ten were honest until then
     assert abs(records[-1]["test_error"] - honest[-1]) <= 0.02
@@ -136,12 +137,12 @@ def test_four_hostile_nodes_of_ten(federation: TenNodes, app: Path, browser: Bro
     }
     by_name = {finding["name"]: finding for finding in said["nodes"]}
     assert [finding["node"] for finding in map(by_name.get, NAMES) if finding] == federation.ids
-    assert by_name[NAMES[FLOODING]]["strip"] == by_name[NAMES[IMPERSONATING]]["strip"] == "UURRQQQ"
-    assert by_name[NAMES[ALTERNATING]]["strip"] == "UUZUZUZ"
+    assert by_name[NAMES[FLOODING]]["strip"] == by_name[NAMES[IMPERSONATING]]["strip"] == "UURRQ"
+    assert by_name[NAMES[ALTERNATING]]["strip"] == "UUZUZ"
 
     # Of the impersonation there is a trace, which blames nobody.
     assert "0 ids found" in federation.log(f"node-{IMPERSONATING}")
-    assert [record["unasked"] > 0 for record in records] == [False] * (SINCE - 1) + [True] * 2 + [False] * (ROUNDS - SINCE - 1)
+    assert [record["unasked"] > 0 for record in records] == [False] * (SINCE - 1) + [True] * 2 + [False]
     alarms = [(line["round"], alarm["kind"], alarm["nodes"]) for line in said["rounds"] for alarm in line["alarms"]]
     assert [one for one in alarms if one[1] != "quarantined"] == [(t, "unasked", []) for t in (3, 4)]
     assert sorted(node for _, kind, nodes in alarms if kind == "quarantined" for node in nodes) == sorted(federation.ids[-2:])
