@@ -48,7 +48,7 @@ class TenNodes(Federation):
             "certificate": f"{self.folder}/keys/server.crt",
             "key": f"{self.folder}/keys/node-{node}",
             "app": str(self.app),
-            "config": {**CONFIG, "nodes": 10},
+            "config": {**CONFIG, "nodes": 10, **SLOWLY},
         }
         self.raw[node] = self.start(f"node-{node}", sys.executable, str(Path(__file__).parent / "flower_raw_node.py"), json.dumps(given))
         self.ids.append(self.id_of(f"node-{node}"))
