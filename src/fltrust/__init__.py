@@ -26,9 +26,9 @@ _HOMES = {
     "errors": "InputError",
     "experiment": "Experiment",
     "record": "Record",
-    "rules": "ARC CAF FLAME NNM RLR RULES Aggregate Bucketing Bulyan BySize CentredClipping DnC FLDetector FLTrust FLTrustNoNorm"
-    " FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median MultiKrum"
-    " NormClipping Phocas Received Rule SignGuard TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms trust_scores",
+    "rules": "ARC CAF FLAME NNM RLR RULES Aggregate Anchor Bucketing Bulyan BySize CentredClipping DnC FLDetector FLTrust"
+    " FLTrustNoNorm FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median"
+    " MultiKrum NormClipping Phocas Received Rule SignGuard TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms trust_scores",
     "running.call": "RunResult run",
     "simulation": "simulate",
     "state": "State",

@@ -15,6 +15,7 @@ from fltrust.rules.bulyan import Bulyan
 from fltrust.rules.votes import RLR
 from fltrust.rules.accumulate import TrustAccumulator
 from fltrust.rules.trust import FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustParNorm, FLTrustServer, FLTrustWithServer
+from fltrust.rules.anchor import Anchor
 from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.history import FoolsGold
 from fltrust.rules.zeno import Zeno, ZenoPlusPlus
@@ -32,6 +33,7 @@ __all__ = [
     "RLR",
     "RULES",
     "Aggregate",
+    "Anchor",
     "Bucketing",
     "Bulyan",
     "BySize",

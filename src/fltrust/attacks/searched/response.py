@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.searched.basis import Basis
+from fltrust.rules.anchor import Anchor
 from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.gram import GramRule
 from fltrust.rules.mean import FedAvg
@@ -20,6 +21,8 @@ def has_closed_form(rule: Rule) -> bool:
     """Whether inner products of rows, root update and centre are all that the rule looks at."""
     if isinstance(rule, NNM | Clipping):
         return has_closed_form(rule.within)
+    if isinstance(rule, Anchor):
+        return not rule.has_memory
     return isinstance(rule, TrustRule | FedAvg | CentredClipping) or (isinstance(rule, GramRule) and not rule.needs_rows)
 
 
@@ -48,6 +51,8 @@ def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Ten
         return _sum(rule.weigh(sent.products, sent.usable), sent.rows)
     if isinstance(rule, TrustRule):
         return _trusted(rule, sent)
+    if isinstance(rule, Anchor):
+        return _anchored(rule, sent)
     if isinstance(rule, CentredClipping):
         return _clipped(rule, sent, centre)
     weight = sent.usable.double()
@@ -89,6 +94,18 @@ def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
     norm = norm.minimum(rule.stretch[1] * length) if rule.stretch[1] < torch.inf else norm  # 0 times infinity would spoil the slope
     total = divisor(trust.sum(-1, keepdim=True) + rule.server_trust * present)
     return (_sum(trust * norm / length, sent.rows) + rule.server_trust * present * root) / total
+
+
+def _anchored(rule: Anchor, sent: Sent) -> Tensor:
+    root = sent.basis.root
+    root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
+    present = root_norm > 1e-9
+    count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
+    length = torch.where(sent.usable, sent.norm, 1)
+    ordered = torch.where(sent.usable, sent.norm, torch.inf).sort(-1).values
+    reach = torch.where(count > 0, ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4), 0)
+    clients = _sum(sent.usable * _median(sent.norm, sent.usable) / length / divisor(count), sent.rows)
+    return torch.where(present, clients + rule.voice * (reach / root_norm).clamp(max=1) * root, 0)
 
 
 def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:

@@ -1,0 +1,56 @@
+"""Anchor, this package's own rule, in one file and without the package: the obvious loops in NumPy.
+
+    python examples/anchor_in_one_file.py
+
+Ten clients know roughly where a valley lies and the server knows it even less exactly; four of the clients send the opposite, at any
+length. Nothing here is fast. The package computes the same numbers, and its tests check that it does.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+
+class Anchor:
+    """A rule with memory: one running mean per client, by the client's id."""
+
+    def __init__(self, momentum: float = 0.9, voice: float = 1.0) -> None:
+        self.momentum, self.voice = momentum, voice
+        self.sums: dict[int, Vector] = {}
+        self.rounds: dict[int, int] = {}
+
+    def mean_of(self, client: int, update: Vector) -> Vector:
+        """The running mean of what a client has sent: an update weighs `momentum` times as much as the one after it."""
+        self.sums[client] = self.momentum * self.sums.get(client, np.zeros_like(update)) + (1 - self.momentum) * update
+        self.rounds[client] = self.rounds.get(client, 0) + 1
+        return self.sums[client] / (1 - self.momentum ** self.rounds[client])
+
+    def aggregate(self, updates: dict[int, Vector], root_update: Vector) -> Vector:
+        usable = {client: update for client, update in updates.items() if np.isfinite(update).all() and update.any()}
+        means = [self.mean_of(client, update) for client, update in usable.items()]
+        means = [mean for mean in means if mean.any()]
+        root_length = float(np.linalg.norm(root_update))
+        if not means or not np.isfinite(root_length) or root_length == 0:
+            return np.zeros_like(root_update)  # nobody to listen to: the model stays as it is
+        lengths = sorted(float(np.linalg.norm(mean)) for mean in means)
+        everybody = sum(mean / np.linalg.norm(mean) for mean in means) / len(means) * np.median(lengths)
+        reach = lengths[3 * (len(lengths) - 1) // 4]
+        return np.asarray(everybody + self.voice * root_update * min(1.0, reach / root_length))
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    valley, model, rule = np.full(20, 3.0), np.zeros(20), Anchor()
+    places = valley + rng.normal(0, 1, (10, 20))  # where each client's own valley lies
+    root_place = valley + rng.normal(0, 0.5, 20)
+    for t in range(61):
+        if t % 20 == 0:
+            print(f"round {t}: {np.linalg.norm(model - valley):.2f} from the valley")
+        updates = {client: place - model + rng.normal(0, 1, 20) for client, place in enumerate(places)}
+        updates |= {client: -1000 * updates[client] for client in range(4)}  # as long as they like
+        model = model + 0.1 * rule.aggregate(updates, root_place - model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Anchor: every client has the same voice, whatever it says, and the server speaks beside them."""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fltrust.errors import InputError
+from fltrust.registry import RULES
+from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, weighted_sum
+from fltrust.rules.rule import Aggregate, Received, Rule
+from fltrust.state import Memory
+
+
+class Voices(NamedTuple):
+    """What Anchor remembers of each client."""
+
+    sums: Tensor  # (N, d): of its updates, each older one weighing `momentum` times as much
+    rounds: Tensor  # (N,) int64: in how many it took part
+
+
+@RULES.register("anchor", label="Anchor")
+@dataclass(frozen=True)
+class Anchor(Rule):
+    """The mean of the clients' directions at one length, plus the server's own step. This package's own rule.
+
+    h_i is the running mean of the updates that client i has sent, l the median of the lengths ||h_i||, and g_0 the root update.
+    g = l * mean_i h_i / ||h_i|| + voice * g_0. g_0 is cut to the upper quartile of the lengths if it is longer than that.
+
+    Each part answers an attack. A client that lies in every round has one n-th of the voice, however long its update. The running mean
+    takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the root set says, the
+    longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to the clients. Nobody
+    is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on this very rule.
+
+    The server keeps a row of d numbers per client. `momentum = 0` needs none; then let clients send running means (`client_momentum`).
+    The clients' shares sum to 1 / (1 + voice); the rest is the server's.
+
+    Parameters
+    ----------
+    momentum : float, default 0.9
+        How much an update weighs in the running mean, against the one after it. A client's mean begins with its first update.
+    voice : float, default 1.0
+        How much the server's step counts. More protects against more malicious clients, and learns more of the root set by heart.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fltrust import Anchor
+    >>> updates = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-900.0, 0.0]])
+    >>> Anchor(momentum=0.0)(updates, root_update=torch.tensor([1.0, 1.0]))  # all speak at length 3
+    Aggregate(update=tensor([1., 2.]), shares=tensor([0.1667, 0.1667, 0.1667]))
+    """
+
+    momentum: float = 0.9
+    voice: float = 1.0
+
+    needs_root = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"Anchor needs a momentum of at least 0 and below 1, not {self.momentum}")
+        if not 0 <= self.voice <= 1000:
+            raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
+        object.__setattr__(self, "needs_ids", self.has_memory)
+
+    @property
+    def has_memory(self) -> bool:
+        return self.momentum > 0
+
+    def init(self, num_clients: int, like: Tensor) -> Memory:
+        if not self.has_memory:
+            return ()
+        return Voices(like.new_zeros(num_clients, like.numel()), torch.zeros(num_clients, dtype=torch.int64, device=like.device))
+
+    def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
+        if not self.has_memory:
+            return self.aggregate(received), memory
+        means, memory = self.means(received, memory)
+        return self.aggregate(replace(received, updates=means)), memory
+
+    def means(self, received: Received, memory: Voices) -> tuple[Tensor, Voices]:
+        """The clients' running means (n, d), zeros for rows that are not usable, and the memory with this round's updates."""
+        updates, ids = received.updates, received.client_ids
+        assert ids is not None  # take_step checks this
+        usable = measure(updates).usable
+        before, rounds = memory.sums[ids], memory.rounds[ids] + usable
+        sums = torch.where(usable[:, None], torch.lerp(updates, before, self.momentum), before)
+        whole = 1 - self.momentum ** rounds.clamp(min=1).to(updates.dtype)  # (n,): the sum of the weights so far
+        means = torch.where(usable[:, None], finite(sums / whole[:, None], updates), 0)
+        return means, Voices(memory.sums.index_copy(0, ids, sums), memory.rounds.index_copy(0, ids, rounds))
+
+    def aggregate(self, received: Received) -> Aggregate:
+        updates, root_update = received.updates, received.root_update
+        assert root_update is not None  # take_step checks this
+        rows, (direction, root_norm) = measure(updates), direction_and_norm(root_update)
+        shares = torch.where(root_norm > 0, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,): no root update, no change
+        clients = weighted_sum(updates, rows, shares * median_of(rows.norm, rows.usable))
+        server = self.voice * root_norm.minimum(_reach(rows)) * direction
+        return Aggregate(finite(clients + server, updates), (shares / (1 + self.voice)).to(updates.dtype))
+
+
+def _reach(rows: Rows) -> Tensor:
+    """How long the server's step may be (): the upper quartile of the clients' lengths; 0 if there is no client."""
+    count = rows.usable.sum()
+    ordered = torch.where(rows.usable, rows.norm, torch.inf).sort().values
+    return torch.where(count > 0, ordered.gather(0, (3 * (count - 1).clamp(min=0) // 4)[None])[0], 0)

@@ -1,0 +1,136 @@
+"""Anchor against a second implementation in one file, and what it promises."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fltrust import Anchor, Experiment, FedAvg, InputError, Received, build_task, simulate
+from fltrust.rules import take_step
+from fltrust.state import Memory
+from fltrust.testing import draw
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def one_file() -> ModuleType:
+    path = Path(__file__).parent.parent / "examples" / "anchor_in_one_file.py"
+    spec = importlib.util.spec_from_file_location("anchor_in_one_file", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rounds(n: int, d: int, dtype: torch.dtype) -> list[Received]:
+    """Six rounds in which some of 9 clients take part: long rows, rows of zeros and rows that hold NaN among them."""
+    views = []
+    for t in range(6):
+        updates, root_update, _ = draw(n, d, dtype, seed=t)
+        updates[t % n] *= 10.0 ** (3 * t - 6)
+        updates[(t + 2) % n] = (0.0, NAN, 1.0)[t % 3]
+        ids = torch.randperm(9, generator=torch.Generator().manual_seed(t))[:n].sort().values
+        views.append(Received(updates, root_update * 10.0 ** (t - 3), client_ids=ids))
+    return views
+
+
+@pytest.mark.parametrize(("momentum", "voice"), [(0.9, 1.0), (0.0, 1.0), (0.5, 3.0), (0.99, 0.0)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)], ids=str)
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_the_same_as_in_one_file(one_file: ModuleType, n: int, momentum: float, voice: float, dtype: torch.dtype, tolerance: float) -> None:
+    rule, theirs = Anchor(momentum, voice), one_file.Anchor(momentum, voice)
+    memory = rule.init(9, torch.empty(40, dtype=dtype))
+    for view in rounds(n, 40, dtype):
+        assert view.client_ids is not None
+        assert view.root_update is not None
+        aggregate, memory = take_step(rule, view, memory)
+        sent = {int(client): row.double().numpy() for client, row in zip(view.client_ids, view.updates, strict=True)}
+        expected = theirs.aggregate(sent, view.root_update.double().numpy())
+        np.testing.assert_allclose(aggregate.update.double().numpy(), expected, rtol=0, atol=tolerance * max(1e-30, np.abs(expected).max()))
+
+
+def played(rule: Anchor, updates: Tensor, root_update: Tensor, memory: Memory = ()) -> Tensor:
+    view = Received(updates, root_update, client_ids=torch.arange(len(updates)))
+    return take_step(rule, view, memory or rule.init(len(updates), updates[0]))[0].update
+
+
+@pytest.mark.parametrize("length", [1e-3, 1.0, 1e6])
+def test_k_clients_move_the_result_by_at_most_2_k_over_n_lengths(length: float) -> None:
+    """The bound in docs/worst-case.md: whatever k clients send that leaves the median length alone."""
+    n, k = 11, 4
+    updates, root_update, _ = draw(n, 30, torch.float64)
+    updates /= updates.norm(dim=1, keepdim=True)
+    root_update /= root_update.norm()
+    honest = played(Anchor(momentum=0.0), updates, root_update)
+    others = torch.randn(k, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    attacked = torch.cat((length * others / others.norm(dim=1, keepdim=True), updates[k:]))
+    moved = played(Anchor(momentum=0.0), attacked, root_update)
+    assert (moved - honest).norm() <= 2 * k / n + 1e-12
+    opposite = torch.cat((-length * updates[:k], updates[k:]))  # the worst of them
+    far = (played(Anchor(momentum=0.0), opposite, root_update) - honest).norm()
+    torch.testing.assert_close(far, 2 * updates[:k].sum(0).norm() / n)
+
+
+def test_units_do_not_matter() -> None:
+    updates, root_update, _ = draw(9, 30, torch.float64)
+    one = played(Anchor(), updates, root_update)
+    torch.testing.assert_close(played(Anchor(), 1e5 * updates, 1e5 * root_update), 1e5 * one)
+
+
+def test_the_server_cannot_shout() -> None:
+    """A root update of any length counts no more than the longest quarter of the clients begins: sums over more examples are longer."""
+    updates, root_update, _ = draw(9, 30, torch.float64)
+    length = updates.norm(dim=1).sort().values[6]
+    alone = played(Anchor(0.0, voice=0.0), updates, root_update)
+    for factor in (1e3, 1e9):
+        server = played(Anchor(0.0), updates, root_update / root_update.norm() * factor) - alone
+        torch.testing.assert_close(server, root_update / root_update.norm() * length)
+    short = root_update / root_update.norm() / 1e3
+    torch.testing.assert_close(played(Anchor(0.0), updates, short) - alone, short)
+
+
+def test_a_majority_of_short_rows_does_not_silence_the_server() -> None:
+    updates, root_update, _ = draw(10, 30, torch.float64)
+    updates[:6] *= 1e-9
+    update = played(Anchor(0.0), updates, root_update / root_update.norm())
+    torch.testing.assert_close(update, root_update / root_update.norm(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_client_that_was_away_goes_on_where_it_was() -> None:
+    rule, rows = Anchor(momentum=0.5), torch.tensor([[4.0, 0.0], [0.0, 2.0]])
+    root = torch.tensor([1.0, 0.0])
+    _, memory = take_step(rule, Received(rows, root, client_ids=torch.tensor([0, 2])), rule.init(3, rows[0]))
+    _, memory = take_step(rule, Received(rows[:1], root, client_ids=torch.tensor([1])), memory)
+    means, memory = rule.means(Received(torch.tensor([[0.0, 8.0]]), root, client_ids=torch.tensor([2])), memory)
+    torch.testing.assert_close(means, torch.tensor([[0.0, (0.5 * 8 + 0.25 * 2) / 0.75]]))
+    assert memory.rounds.tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"), [({"momentum": 1.0}, "below 1"), ({"momentum": -0.1}, "at least 0"), ({"voice": -1.0}, "voice")]
+)
+def test_wrong_parameters(parameters: dict[str, float], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Anchor(**parameters)
+
+
+def test_it_learns_and_holds_where_the_mean_breaks() -> None:
+    """On real images: 4 of 20 clients send the opposite of what they learnt, a hundred times as long."""
+
+    def error(rule: Anchor | FedAvg, attack: dict[str, object] | str) -> float:
+        run = Experiment.on("mnist-5k", rule, attack, model="logistic", rounds=40, evaluate_every=40)
+        *_, last = simulate(run, build_task(run))
+        assert last.test_error is not None
+        return last.test_error
+
+    clean = error(Anchor(), "none")
+    assert clean < error(FedAvg(), "none") + 0.05
+    opposite: dict[str, object] = {"name": "sign-flip", "scale": 100.0}
+    assert error(FedAvg(), opposite) > 0.5
+    assert error(Anchor(), opposite) < clean + 0.1
