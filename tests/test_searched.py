@@ -129,6 +129,24 @@ def searched_on(known: Knowledge, aim: AimName = "mean") -> tuple[Scene, Any, Ba
     return scene, aim_of(aim, scene), basis_of(scene, result, torch.zeros_like(result), rows)
 
 
+def small_run(rule: str, attack: Attack, rounds: int) -> Experiment:
+    return Experiment(
+        dataset="small",
+        model="own",
+        num_clients=6,
+        clients_per_round=5,
+        malicious=2,
+        rounds=rounds,
+        batch_size=4,
+        root_size=12,
+        global_lr=0.05,
+        loss="sum",
+        evaluate_every=1,
+        rule=built(RULES, rule, {"tolerate": 2}),
+        attack=attack,
+    )
+
+
 # ---------------------------------------------------------------- closed forms
 
 
@@ -273,6 +291,23 @@ def test_every_attack_that_crafts_without_poisoning_is_a_rival() -> None:
     assert all(rival.knowledge == "partial" for rival in rivals_with("partial"))
 
 
+@pytest.mark.parametrize("knowledge", ["full", "partial"])
+def test_a_rule_without_a_root_faces_the_adaptive_attacks_too(knowledge: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the simulator, the server computes a root update for the search as it does for them; nobody does under partial knowledge."""
+    possible = []
+
+    def watched(*asked: Any) -> Any:
+        sent, memories = rivals_rows(*asked)
+        possible.append([type(rival) for rival, rows in zip(asked[0], sent, strict=True) if rows is not None])
+        return sent, memories
+
+    monkeypatch.setattr("fltrust.attacks.searched.search.rivals_rows", watched)
+    attack = Searched(knowledge=knowledge, tries=5, steps=1)
+    (record,) = simulate(small_run("krum", attack, rounds=1), small_task(malicious=2, attack=attack))
+    assert (record.root_norm is not None) == (knowledge == "full")
+    assert possible == [[type(rival) for rival in rivals_with(knowledge)]]
+
+
 NEED_FULL = {ATTACKS["adaptive"], ATTACKS["optimal-adaptive"], ATTACKS["mimic"]}
 
 
@@ -389,21 +424,6 @@ def test_the_same_again_and_another_chance() -> None:
 def test_a_run(rule: str, knowledge: Level) -> None:
     """In the simulator: the rule's own memory reaches the attack, and what it sends is finite."""
     attack = Searched("loss", knowledge, tries=5, steps=1)
-    run = Experiment(
-        dataset="small",
-        model="own",
-        num_clients=6,
-        clients_per_round=5,
-        malicious=2,
-        rounds=3,
-        batch_size=4,
-        root_size=12,
-        global_lr=0.05,
-        loss="sum",
-        evaluate_every=1,
-        rule=built(RULES, rule, {"tolerate": 2}),
-        attack=attack,
-    )
-    records = list(simulate(run, small_task(malicious=2, attack=attack)))
+    records = list(simulate(small_run(rule, attack, rounds=3), small_task(malicious=2, attack=attack)))
     assert len(records) == 3
     assert all(torch.isfinite(torch.tensor(record.norm)).all() for record in records)

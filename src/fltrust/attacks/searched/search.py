@@ -42,7 +42,8 @@ class Searched(Attack):
     this sort); the root update turned away from a push; copies of honest clients; what every other attack of this package would send that
     does not poison data. The best ones are refined: each client's row moves by itself, along the gradient through the rule where it has
     one, and at random. Last round's rows are a start too. The finalists and all other attacks' rows are tried on the rule itself, so
-    within a round and for its aim the search is never weaker than any of these attacks.
+    within a round and for its aim the search is never weaker than any of these attacks. Some of them need a root update: as for them, the
+    server computes one for any rule.
 
     For a rule that sees only inner products (Krum, DnC, the geometric median, NNM or ARC around one ...), the mean, FLTrust and centred
     clipping, all candidates are evaluated side by side from one Gram matrix. Other rules are run on `tries` candidates; those that treat
@@ -116,6 +117,11 @@ class Searched(Attack):
     draws: int = 3
 
     on_host = True  # it may run any rule, those on the host too, and the adaptive attack's loop; also, rounds differ in what is possible
+
+    @property
+    def needs_root(self) -> bool:  # type: ignore[override]
+        """The adaptive attacks among its rivals ask for a root update of any rule, and so must a search that is never weaker."""
+        return self.knowledge == "full"
 
     def __post_init__(self) -> None:
         check_level(self.knowledge)
