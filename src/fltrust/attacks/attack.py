@@ -14,6 +14,7 @@ Updates are what is added to the weights. Papers that write of gradients have th
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
 from fltrust.registry import known as known_name
+from fltrust.rules.rows import sq_distances
 from fltrust.rules.rule import Rule
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
@@ -121,6 +123,14 @@ class Knowledge:
     def updates(self) -> Tensor:
         """All updates (n, d) as they are before the attack, the malicious clients' first."""
         return torch.cat((self.own, self.honest))
+
+    @cached_property
+    def seen_others(self) -> "SeenRows":
+        return SeenRows(self.honest)
+
+    @cached_property
+    def seen_own(self) -> "SeenRows":
+        return SeenRows(self.own)
 
     def uniform(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.generator, dtype=self.own.dtype, device=self.own.device)
@@ -317,9 +327,52 @@ def check_choice(what: str, choice: str, choices: Any) -> None:
     known_name(what, choice, get_args(choices))
 
 
-def seen_rows(known: Knowledge, knowledge: Level) -> Tensor:
-    """The updates that an attacker learns from: the honest clients' (n-m, d), or its own (m, d) if it knows or there are no others."""
-    return finite(known.honest if knowledge == "full" and known.n > len(known.own) else known.own)
+class SeenRows:
+    """The updates that an attacker learns from, measured once however many attacks ask: a search asks all of them."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = finite(rows)  # (k, d)
+
+    @cached_property
+    def peak(self) -> Tensor:
+        """The largest absolute value (); 1 for zeros. Rows divided by it have no sum and no square that leaves the range of numbers."""
+        peak = self.rows.abs().amax()
+        return peak.masked_fill(peak == 0, 1.0)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """(d,), of the rows divided by the peak."""
+        return self._divided.mean(0)
+
+    @cached_property
+    def deviation(self) -> Tensor:
+        """(d,): standard deviation of the rows divided by the peak."""
+        return self._divided.std(0, correction=0)
+
+    @cached_property
+    def centred(self) -> Tensor:
+        """(k, d): mean less row, both divided by the peak."""
+        return self.mean - self._divided
+
+    @cached_property
+    def centred_squares(self) -> Tensor:
+        """(k,), in float64."""
+        norms: Tensor = torch.linalg.vector_norm(self.centred, dim=1, dtype=torch.float64)
+        return norms.square()
+
+    @cached_property
+    def farthest(self) -> Tensor:
+        """The largest squared distance () between two rows divided by the peak, in float64."""
+        return sq_distances(self.centred).amax()
+
+    @cached_property
+    def _divided(self) -> Tensor:
+        return self.rows / self.peak
+
+
+def seen_rows(known: Knowledge, knowledge: Level) -> SeenRows:
+    """The honest clients' updates (n-m, d), or the attacker's own (m, d) if it knows or there are no others."""
+    return known.seen_others if knowledge == "full" and known.n > len(known.own) else known.seen_own
 
 
 def rms(rows: Tensor) -> Tensor:

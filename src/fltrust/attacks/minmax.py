@@ -7,13 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, bounded, check_choice, check_level, seen_rows, units
+from fltrust.attacks.attack import Attack, Knowledge, Level, SeenRows, bounded, check_choice, check_level, seen_rows, units
 from fltrust.registry import ATTACKS
-from fltrust.rules.rows import sq_distances
 
 Direction = Literal["deviation", "sign", "mean"]
 Bound = Literal["max", "min"]
-Gamma = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of c_i (n-m, d), ||c_i||^2 (n-m,), b_i (n-m,) and a ()
+Gamma = Callable[[SeenRows, Tensor, Tensor], Tensor]  # of the rows, b_i (n-m,) and a ()
 
 
 @ATTACKS.register("min-max", label="Min-Max", reference="Shejwalkar, Houmansadr, NDSS 2021")
@@ -93,36 +92,31 @@ class MinSum(Attack):
         check_choice("bound", self.bound, Bound)
 
     def craft(self, known: Knowledge) -> Tensor:
-        def gamma(centred: Tensor, square: Tensor, along: Tensor, steep: Tensor) -> Tensor:
+        def gamma(seen: SeenRows, along: Tensor, steep: Tensor) -> Tensor:
+            square = seen.centred_squares
             return ((square.amax() if self.bound == "max" else square.amin()) / steep).sqrt()
 
         return _shifted(known, self.knowledge, self.direction, gamma)
 
 
-def _largest_gamma(centred: Tensor, square: Tensor, along: Tensor, steep: Tensor) -> Tensor:
-    farthest = sq_distances(centred).amax()
-    return ((-along + (along.square() - steep * (square - farthest)).clamp(min=0).sqrt()) / steep).amin()
+def _largest_gamma(seen: SeenRows, along: Tensor, steep: Tensor) -> Tensor:
+    room = steep * (seen.centred_squares - seen.farthest)
+    return ((-along + (along.square() - room).clamp(min=0).sqrt()) / steep).amin()
 
 
 def _shifted(known: Knowledge, knowledge: Level, direction: Direction, gamma: Gamma) -> Tensor:
     """m times mu + gamma p; mu where p is zero or the rows are all equal."""
-    m, rows = len(known.own), seen_rows(known, knowledge)
-    if m == 0 or len(rows) == 0:
+    m, seen = len(known.own), seen_rows(known, knowledge)
+    if m == 0:
         return known.own.clone()
-    peak = rows.abs().amax()
-    peak = torch.where(peak > 0, peak, 1)
-    rows = rows / peak  # so that no square leaves the range of numbers
-    mean = rows.mean(0)  # (d,)
-    push = _push(rows, mean, direction)  # (d,): p
-    centred = mean - rows  # (n-m, d)
-    square = torch.linalg.vector_norm(centred, dim=1, dtype=torch.float64).square()  # (n-m,): ||c_i||^2
-    along = (centred @ push).double()  # (n-m,): b_i
+    push = _push(seen, direction)  # (d,): p
+    along = (seen.centred @ push).double()  # (n-m,): b_i
     steep = torch.linalg.vector_norm(push, dtype=torch.float64).square()  # (): a
-    far = torch.where(steep > 0, gamma(centred, square, along, steep), 0)
-    return bounded((mean + far.to(rows.dtype) * push) * peak).repeat(m, 1)
+    far = torch.where(steep > 0, gamma(seen, along, steep), 0)
+    return bounded((seen.mean + far.to(push.dtype) * push) * seen.peak).repeat(m, 1)
 
 
-def _push(rows: Tensor, mean: Tensor, direction: Direction) -> Tensor:
+def _push(seen: SeenRows, direction: Direction) -> Tensor:
     if direction == "deviation":
-        return -rows.std(0, correction=0)
-    return -mean.sign() if direction == "sign" else -units(mean[None])[0]
+        return -seen.deviation
+    return -seen.mean.sign() if direction == "sign" else -units(seen.mean[None])[0]

@@ -107,13 +107,11 @@ class ALIE(Attack):
         return NormalDist().inv_cdf((n - m - supporters) / (n - m))
 
     def craft(self, known: Knowledge) -> Tensor:
-        m, rows = len(known.own), seen_rows(known, self.knowledge)
-        if m == 0 or len(rows) == 0 or known.n == m:
+        m, seen = len(known.own), seen_rows(known, self.knowledge)
+        if m == 0 or known.n == m:
             return known.own.clone()
         z = self.shift(known.n, m) * (1 if self.upwards else -1)
-        peak = _peak(rows)
-        rows = rows / peak
-        return bounded((rows.mean(0) + z * rows.std(0, correction=0)) * peak).repeat(m, 1)
+        return bounded((seen.mean + z * seen.deviation) * seen.peak).repeat(m, 1)
 
 
 @ATTACKS.register("ipm", label="IPM", reference="Xie, Koyejo, Gupta, UAI 2020")
@@ -150,14 +148,7 @@ class IPM(Attack):
             raise InputError(f"IPM needs a positive epsilon, not {self.epsilon}")
 
     def craft(self, known: Knowledge) -> Tensor:
-        m, rows = len(known.own), seen_rows(known, self.knowledge)
-        if m == 0 or len(rows) == 0:
+        m, seen = len(known.own), seen_rows(known, self.knowledge)
+        if m == 0:
             return known.own.clone()
-        peak = _peak(rows)
-        return bounded(-self.epsilon * (rows / peak).mean(0) * peak).repeat(m, 1)
-
-
-def _peak(rows: Tensor) -> Tensor:
-    """The largest absolute value (), which rows are divided by so that no sum and no square leaves the range of numbers; 1 for zeros."""
-    peak = rows.abs().amax()
-    return peak.masked_fill(peak == 0, 1.0)
+        return bounded(-self.epsilon * seen.mean * seen.peak).repeat(m, 1)
