@@ -17,7 +17,7 @@ from fltrust.rules.rows import gram, measure, median_of
 
 ROOT, CENTRE, PUSHES, EXTRA = 0, 1, 2, 9  # where they stand behind the n updates: root update, rule's centre, then seven pushes
 _STRENGTHS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0)
-_ANGLES = tuple(math.pi / 2 * i / 9 for i in range(1, 9))
+_ANGLES = 8  # between the root update and the push
 _LENGTHS = (1.0, 1.5)  # the longest a row may be, in median honest lengths
 _FACTORS = (0.1, 0.5, 1.0, 2.0, 10.0, 1000.0)  # of a row that is sent as it is
 _SPREAD = 0.7  # how much of an honest client's deviation hides that rows are alike
@@ -36,8 +36,8 @@ class Basis(NamedTuple):
     lengths: Tensor  # (rivals,): of the rival attacks' mean rows
 
 
-def basis_of(scene: Scene, result: Tensor, last_update: Tensor, rivals: Sequence[Tensor | None]) -> Basis:
-    """`result` (d,) is what the rule returns without attack; `rivals` holds what other attacks would send (m, d)."""
+def basis_of(scene: Scene, result: Tensor, last_update: Tensor, rivals: Tensor, possible: Sequence[bool]) -> Basis:
+    """`result` (d,) is what the rule returns without attack. `rivals` (R, m, d) is what those other attacks send that are possible."""
     updates, honest, m = scene.updates, scene.honest, scene.m
     n, d = updates.shape
     zero = updates.new_zeros(d)
@@ -47,7 +47,8 @@ def basis_of(scene: Scene, result: Tensor, last_update: Tensor, rivals: Sequence
     mean, deviation = honest.mean(0), honest.std(0, correction=0)
     remembered = scene.memory if isinstance(scene.memory, Tensor) and scene.memory.shape == (d,) else zero
     pushes = (result.sign(), mean.sign(), mean, result, deviation * mean.sign(), deviation, last_update)
-    means = [zero if rows is None else finite(rows).mean(0) for rows in rivals]
+    there = iter(finite(rivals.mean(1)))
+    means = [next(there) if sends else zero for sends in possible]
     own_length = torch.stack((zero if scene.root_update is None else scene.root_update, remembered, *pushes, *means))
     lengths = torch.nan_to_num(measure(own_length).norm / scale, posinf=0.0)
     rows = torch.cat((updates, units(own_length) * scale.to(updates.dtype)))
@@ -69,8 +70,7 @@ def candidates_in(basis: Basis, n: int, m: int) -> Tensor:
     """Some 500 candidates (C, m, k), equal rows and spread-out ones."""
     k, device = len(basis.rows), basis.rows.device
     eye = torch.eye(k, dtype=torch.float64, device=device)
-    strengths = torch.tensor(_STRENGTHS, dtype=torch.float64, device=device)
-    factors = torch.tensor(_FACTORS, dtype=torch.float64, device=device)
+    strengths, factors = constants(_STRENGTHS, device), constants(_FACTORS, device)
     honest = n - m if n > m else n
     copied = torch.arange(m, device=device) % honest + (n - honest)
     mean, own, away = basis.mean.expand(m, k), eye[:m], eye[copied] - basis.mean  # (m, k) each
@@ -95,13 +95,18 @@ def candidates_in(basis: Basis, n: int, m: int) -> Tensor:
 
 def _turned(basis: Basis, root: Tensor, pushes: Tensor) -> Tensor:
     """The root update's direction turned away from each push: cos(t) e_0 - sin(t) v, v the push less its part along e_0."""
-    angles = torch.tensor(_ANGLES, dtype=torch.float64, device=root.device)[:, None, None]
+    angles = torch.linspace(0, math.pi / 2, _ANGLES + 2, dtype=torch.float64, device=root.device)[1:-1, None, None]
     square = root @ basis.products @ root
     along = (pushes @ basis.products @ root) / torch.where(square > 0, square, 1)
     beside = pushes - along[:, None] * root
     length = row_lengths(beside, basis)
     beside = torch.where(length > 1e-6, 1 / length, 0)[:, None] * beside
     return (angles.cos() * root - angles.sin() * beside).reshape(-1, 1, len(root))
+
+
+def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """In float64, written by the device itself: a copy from the host would make it wait, and a CUDA graph cannot hold one."""
+    return torch.stack([torch.full((), value, dtype=torch.float64, device=device) for value in values])
 
 
 def row_lengths(rows: Tensor, basis: Basis) -> Tensor:

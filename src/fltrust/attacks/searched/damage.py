@@ -10,6 +10,7 @@ from torch import Tensor
 from fltrust.attacks.searched.basis import Basis, row_lengths
 from fltrust.attacks.searched.response import Sent, has_closed_form, respond
 from fltrust.attacks.searched.scene import Aim, Scene
+from fltrust.rules.rows import direction_and_norm, measure
 
 _AT_ONCE = 1 << 25  # values of the candidates' products that are in memory together
 
@@ -22,8 +23,15 @@ class Damage(Protocol):
 
 def damage_of(scene: Scene, aim: Aim, basis: Basis, ahead: int, coordinates: int) -> Damage:
     if has_closed_form(scene.rule):
-        return Closed(scene, aim, basis, ahead)
+        return Closed(scene, aim, basis, ahead, along_of(basis.rows, aim.target))
     return ByRows(*_in_some_coordinates(scene, aim, basis, coordinates), ahead)
+
+
+def along_of(rows: Tensor, target: Tensor) -> Tensor:
+    """The inner products (k,) of rows (k, d) with a vector (d,), in float64."""
+    direction, norm = direction_and_norm(target)
+    measured = measure(rows, direction)
+    return measured.cosine * measured.norm * norm
 
 
 class Closed:
@@ -31,10 +39,10 @@ class Closed:
 
     side_by_side = True
 
-    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
+    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int, along: Tensor) -> None:
         self.scene, self.aim, self.basis, self.ahead = scene, aim, basis, ahead
-        self.along = (basis.rows @ aim.target).double()  # (k,)
-        n, k = len(scene.updates), len(basis.rows)
+        self.along = along  # (k,): the basis vectors' inner products with the aim's target
+        n, k = len(scene.updates), len(along)
         self.honest = torch.eye(k, dtype=torch.float64, device=basis.rows.device)[scene.m : n]
         self.at_once = max(1, _AT_ONCE // (n * max(n, k)))
 
@@ -63,7 +71,7 @@ class ByRows:
     side_by_side = False
 
     def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
-        self.aim = replace(aim, name="mean") if aim.name == "loss" else aim  # to first order here too
+        self.aim = replace(aim, name="mean") if aim.is_loss else aim  # to first order here too
         self.scene, self.basis, self.ahead = scene, basis, ahead
         rule = scene.rule
         self.exact = None if rule.has_memory or rule.on_host or rule.needs_root_loss else _as_float64(scene)

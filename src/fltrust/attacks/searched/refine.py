@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fltrust.attacks.searched.basis import Basis, row_lengths
+from fltrust.attacks.searched.basis import Basis, constants, row_lengths
 from fltrust.attacks.searched.damage import Damage
 
 _ALONG_SLOPE = (1.0, 0.3, 0.1)  # of the step's size
@@ -21,25 +21,26 @@ def refined(damage: Damage, starts: Tensor, pushes: Tensor, basis: Basis, steps:
     each of the pushes (p, k), and in `moves` random directions. If nothing is better, it stays and tries shorter steps.
     """
     here, most = starts, damage(starts).nan_to_num(-torch.inf)  # (S, m, k), (S,)
-    k, device = starts.shape[-1], starts.device
+    (count, m, k), device = starts.shape, starts.device
     ridge = _RIDGE * basis.products.diagonal().mean()
     metric = torch.linalg.inv_ex(basis.products + ridge * torch.eye(k, dtype=torch.float64, device=device))[0]
-    sizes = torch.tensor(_ALONG_SLOPE, dtype=torch.float64, device=device)[:, None, None]
+    sizes = constants(_ALONG_SLOPE, device)[:, None, None]
     longest = row_lengths(starts, basis).clamp(min=_LONGEST)[:, None]  # (S, 1, m)
-    reach = torch.full_like(most, _FIRST)
-    for _ in range(steps):
+    reach = torch.full_like(most, _FIRST)[:, None, None, None]
+    noise = _unit(torch.randn((steps, count, moves, m, k), generator=generator, device=device, dtype=torch.float64), basis)
+    against = -pushes[:, None].expand(steps, count, -1, m, -1)
+    each = torch.arange(count, device=device)
+    for straight in torch.cat((against, noise), 2):  # (S, p + moves, m, k)
         uphill = _unit(_slope(damage, here) @ metric, basis)[:, None]  # (S, 1, m, k): the slope along rows, not along coefficients
         away = (here - basis.mean)[:, None]
-        noise = _unit(torch.randn((len(here), moves, *here.shape[1:]), generator=generator, device=device, dtype=torch.float64), basis)
-        against = -pushes[:, None].expand(len(here), -1, here.shape[1], -1)
-        ways = torch.cat((sizes * uphill, away, -away, against, noise), 1)  # (S, tries, m, k)
-        tried = here[:, None] + reach[:, None, None, None] * ways
+        ways = torch.cat((sizes * uphill, away, -away, straight), 1)  # (S, tries, m, k)
+        tried = torch.addcmul(here[:, None], reach, ways)
         tried = tried * (longest / row_lengths(tried, basis)).clamp(max=1)[..., None]
-        values = damage(tried.flatten(0, 1)).nan_to_num(-torch.inf).view(len(here), -1)  # (S, tries)
+        values = damage(tried.flatten(0, 1)).nan_to_num(-torch.inf).view(count, -1)  # (S, tries)
         top, which = values.max(1)
         better = top > most
-        here = torch.where(better[:, None, None], tried[torch.arange(len(here), device=device), which], here)
-        most, reach = most.maximum(top), reach * torch.where(better, _GROW, _SHRINK)
+        here = torch.where(better[:, None, None], tried[each, which], here)
+        most, reach = most.maximum(top), reach * torch.where(better, _GROW, _SHRINK)[:, None, None, None]
     return here.index_select(0, most.argmax()[None])[0]
 
 

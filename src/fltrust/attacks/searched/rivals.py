@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fltrust.attacks.adaptive import Adaptive, OptimalAdaptive
@@ -53,15 +54,19 @@ def rivals_with(knowledge: Level) -> tuple[Attack, ...]:
     return _BLIND + (_SEEING if knowledge == "full" else _PEEPING)
 
 
-def rivals_rows(rivals: Sequence[Attack], known: Knowledge, memories: Sequence[Memory]) -> tuple[list[Tensor | None], tuple[Memory, ...]]:
-    """What each would send (m, d), and what each remembers; None where an attack is impossible in this setting."""
-    sent: list[Tensor | None] = []
+def rivals_rows(rivals: Sequence[Attack], known: Knowledge, memories: Sequence[Memory]) -> tuple[Tensor, list[bool], tuple[Memory, ...]]:
+    """What each would send (R, m, d), without those that are impossible in this setting; which are possible; what each remembers."""
+    sent: list[Tensor] = []
+    possible: list[bool] = []
     later: list[Memory] = []
     for rival, memory in zip(rivals, memories, strict=True):
         try:
             rows, after = take_step(rival, known, memory)
         except InputError:  # no root update to look at, no z for a malicious majority ...
-            rows, after = None, memory
+            possible.append(False)
+            later.append(memory)
+            continue
+        possible.append(True)
         sent.append(rows)
         later.append(after)
-    return sent, tuple(later)
+    return torch.stack(sent), possible, tuple(later)

@@ -57,6 +57,10 @@ class Scene:
         device = self.updates.device
         return [torch.Generator(device).manual_seed(seed) for seed in self.seeds] or [None]
 
+    def undisturbed(self) -> Tensor:
+        """What the rule returns without attack (d,)."""
+        return torch.stack(self.outcomes(self.updates[: self.m])).mean(0)
+
     def outcomes(self, rows: Tensor, ahead: int = 0) -> list[Tensor]:
         """The global updates (d,) if malicious clients send these rows (m, d), in this round and in `ahead` more like it."""
         updates, results = torch.cat((rows, self.updates[self.m :])), []
@@ -111,9 +115,14 @@ class Aim:
     name: AimName
     target: Tensor  # (d,): s, or mu / ||mu||, or for "loss" the direction in which the own updates lower it
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether the damage is a loss of the next model, and the target only its direction to first order."""
+        return self.name == "loss"
+
     def damage(self, known: Knowledge, update: Tensor) -> Tensor:
         """Of a global update (d,): (), in float64."""
-        if self.name == "loss":
+        if self.is_loss:
             if known.own_loss is None:
                 raise InputError("the aim 'loss' needs the malicious clients' examples and was not shown them")
             rate = 1.0 if known.global_lr is None else known.global_lr
@@ -130,9 +139,9 @@ class Aim:
         return torch.stack([self.damage(scene.known, update) for update in scene.outcomes(rows, ahead)]).mean()
 
 
-def aim_of(name: AimName, scene: Scene) -> Aim:
+def aim_of(name: AimName, scene: Scene, result: Tensor) -> Aim:
+    """`result` (d,) is what the rule returns without attack."""
     if name == "sign":
-        own = scene.updates[: scene.m]
-        return Aim(name, torch.stack(scene.outcomes(own)).mean(0).sign())
+        return Aim(name, result.sign())
     rows = scene.updates[: scene.m] if name == "loss" else scene.honest
     return Aim(name, units(rows.mean(0, keepdim=True))[0])

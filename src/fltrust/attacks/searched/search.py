@@ -9,6 +9,7 @@ from torch import Tensor
 from fltrust.attacks.attack import Attack, Knowledge, Level, Seen, bounded, check_choice, check_level
 from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in
 from fltrust.attacks.searched.damage import damage_of
+from fltrust.attacks.searched.finals import most_damaging
 from fltrust.attacks.searched.refine import refined
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
@@ -149,21 +150,21 @@ class Searched(Attack):
             return known.own, memory
         scene = scene_of(known, self.knowledge, self.guess_root, self.draws)
         known = scene.known  # what this attacker may look at, and nothing else
-        rivals, remembered = rivals_rows(rivals_with(self.knowledge), known, memory.rivals)
+        rivals, possible, remembered = rivals_rows(rivals_with(self.knowledge), known, memory.rivals)
         shown = known.weights is not None
         seen = memory.seen.now(known) if shown else memory.seen
         last_update = memory.seen.update(known) if shown else torch.zeros_like(known.own[0])
-        aim = aim_of(self.aim, scene)
-        basis = basis_of(scene, torch.stack(scene.outcomes(scene.updates[: scene.m])).mean(0), last_update, rivals)
+        result = scene.undisturbed()
+        aim = aim_of(self.aim, scene, result)
+        basis = basis_of(scene, result, last_update, rivals, possible)
         finalists, best = self._searched(scene, aim, basis, memory.last)
-        tried = [rows for rows in rivals if rows is not None] + [bounded(one.to(basis.rows.dtype) @ basis.rows) for one in finalists]
-        damage = torch.stack([aim.mean_damage(scene, rows, self.ahead) for rows in tried]).nan_to_num(-torch.inf, torch.inf)
-        rows = torch.stack(tried).index_select(0, damage.argmax()[None])[0]
+        own = bounded(finalists.to(basis.rows.dtype) @ basis.rows)  # (F, m, d)
+        rows = most_damaging(scene, aim, basis, rivals, own, self.ahead)
         rows = torch.where(memory.rounds < self.behave, known.own, rows)
         return rows, Search(memory.rounds + 1, seen, _kept(memory.last, known, best), remembered)
 
-    def _searched(self, scene: Scene, aim: Aim, basis: Basis, last: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The finalists (m, k), and the refined one of them."""
+    def _searched(self, scene: Scene, aim: Aim, basis: Basis, last: Tensor) -> tuple[Tensor, Tensor]:
+        """The finalists (F, m, k), and the refined one of them."""
         known, m = scene.known, scene.m
         damage = damage_of(scene, aim, basis, self.ahead, self.coordinates)
         candidates = candidates_in(basis, known.n, m)
@@ -178,7 +179,7 @@ class Searched(Attack):
         jitter = torch.randn(starts.shape, generator=known.generator, device=starts.device, dtype=torch.float64)
         starts = torch.cat((starts, starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
         best = refined(damage, starts, pushes, basis, self.steps, moves, known.generator)
-        return [*top, best], best
+        return torch.cat((top, best[None])), best
 
 
 def _places(known: Knowledge, last: Tensor) -> tuple[Tensor, Tensor]:

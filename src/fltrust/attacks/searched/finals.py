@@ -1,0 +1,68 @@
+"""The end of a search: what other attacks would send and the search's own finalists, compared on the rule itself."""
+
+import torch
+from torch import Tensor
+
+from fltrust.attacks.attack import usable
+from fltrust.attacks.searched.basis import PUSHES, Basis
+from fltrust.attacks.searched.damage import Closed, along_of
+from fltrust.attacks.searched.response import has_closed_form
+from fltrust.attacks.searched.scene import Aim, Scene
+
+_RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
+_WIDTH = 2048  # columns that are multiplied together: a GPU needs many small products, not one long one
+_AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
+
+
+def most_damaging(scene: Scene, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
+    """The rows (m, d) with the largest damage, of rivals (R, m, d) and the search's own finalists (F, m, d).
+
+    All of them are run on the rule; if it has a closed form, only the best three rivals and two finalists that the closed form of these
+    very rows names. It can err where a row lies exactly on a threshold of the rule, and rounding decides.
+    """
+    if has_closed_form(scene.rule) and not aim.is_loss:
+        values = _closed(scene, aim, basis, torch.cat((rivals, own)), ahead)
+        rivals = rivals.index_select(0, values[: len(rivals)].topk(min(_RIVALS, len(rivals))).indices)
+        own = own.index_select(0, values[-len(own) :].topk(min(_OWN, len(own))).indices)
+    rows = torch.cat((rivals, own))
+    damage = torch.stack([aim.mean_damage(scene, one, ahead) for one in rows]).nan_to_num(-torch.inf, torch.inf)
+    return rows.index_select(0, damage.argmax()[None])[0]
+
+
+def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> Tensor:
+    """The damage (F,) that rows (F, m, d) do, from their inner products: the basis has them as further vectors."""
+    count, m, _ = sent.shape
+    k, flat = len(basis.rows), sent.flatten(0, 1)  # (F m, d)
+    needed = slice(m, len(scene.updates) + PUSHES)  # honest updates, root update, centre: rules look at nothing else
+    across, within = _products(flat, basis.rows[needed], count)
+    unit = torch.where(usable(flat), basis.scale, torch.inf)  # broken rows count as zeros
+    across = torch.nn.functional.pad((across / unit[:, None] / basis.scale).nan_to_num(0), (m, k - needed.stop))  # (F m, k)
+    unit = unit.view(count, m)
+    within = (within / unit[:, :, None] / unit[:, None]).nan_to_num(0)
+    apart = torch.eye(count, dtype=torch.float64, device=sent.device)[:, None, :, None] * within[:, :, None]  # other candidates never meet
+    products = torch.cat((torch.cat((basis.products, across.T), 1), torch.cat((across, apart.reshape(len(flat), -1)), 1)))
+    mean, root, centre = (torch.nn.functional.pad(part, (0, len(flat))) for part in (basis.mean, basis.root, basis.centre))
+    longer = basis._replace(products=products, mean=mean, root=root, centre=centre)
+    along = torch.cat((along_of(basis.rows, aim.target), along_of(flat, aim.target)))
+    rows = torch.eye(k + len(flat), dtype=torch.float64, device=sent.device)[k:].view(count, m, -1)
+    return Closed(scene, aim, longer, ahead, along)(rows).nan_to_num(-torch.inf, torch.inf)
+
+
+def _products(rows: Tensor, others: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Inner products of rows (F m, d) with others (F m, k), and within each of the `count` candidates (F, m, m), in float64."""
+    m, d = len(rows) // count, rows.shape[1]
+    across = rows.new_zeros(len(rows), len(others), dtype=torch.float64)
+    within = rows.new_zeros(count, m, m, dtype=torch.float64)
+    step = max(1, _AT_ONCE[rows.device.type == "cuda"] // (len(rows) * _WIDTH)) * _WIDTH
+    for start in range(0, d, step):
+        some, against = (_in_blocks(part[:, start : start + step]) for part in (rows, others))  # (blocks, .., _WIDTH)
+        across += (some @ against.mT).sum(0)
+        some = some.view(-1, count, m, _WIDTH)
+        within += (some @ some.mT).sum(0)
+    return across, within
+
+
+def _in_blocks(rows: Tensor) -> Tensor:
+    """Rows (n, w) as (w / _WIDTH, n, _WIDTH), in float64, filled up with zeros."""
+    full = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _WIDTH))
+    return full.view(len(rows), -1, _WIDTH).transpose(0, 1).to(torch.float64, memory_format=torch.contiguous_format)
