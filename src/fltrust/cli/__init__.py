@@ -1,11 +1,10 @@
 """The command line. Only typer is imported here; what is heavy is imported by the command that needs it."""
 
-import math
 import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,10 +12,14 @@ from fltrust.cli.commands import Commands
 from fltrust.cli.data import app as data_app
 from fltrust.cli.options import EXPERIMENT, GRID, with_experiment_options
 from fltrust.cli.root import app as root_app
+from fltrust.cli.shared import WHERE, YOURS, DataDir, Device, Plugins, Threshold, with_how
 from fltrust.cli.stopping import Stopped
 from fltrust.errors import InputError
 from fltrust.registry import plugin_fault
 from fltrust.version import __version__
+
+if TYPE_CHECKING:
+    from fltrust.cli.many import How
 
 app = typer.Typer(
     cls=Commands,
@@ -81,42 +84,6 @@ def demo(
     from fltrust.cli.demo import show
 
     show(device=device, seed=seed)
-
-
-WHERE = "How and where it runs"
-YOURS = "Your own data and code"
-
-Plugins = Annotated[
-    list[Path] | None,
-    typer.Option("--plugin", help="A Python file that registers your own rules, attacks, ... May be repeated.", rich_help_panel=YOURS),
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is one.", rich_help_panel=WHERE)]
-DataDir = Annotated[
-    str | None, typer.Option(help="Folder of the data files (default: $FLTRUST_DATA, or your cache folder).", rich_help_panel=WHERE)
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        help="Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster). "
-        "If you give one, results of lower precision do not count, and their runs are run again.",
-        rich_help_panel=WHERE,
-    ),
-]
-Jobs = Annotated[
-    int,
-    typer.Option(
-        help="Runs at the same time, each in its own process. They share the cores or the GPU. With --ray: runs on each GPU.",
-        rich_help_panel=WHERE,
-    ),
-]
-Ray = Annotated[
-    str | None, typer.Option(help="Run on the Ray cluster at this address, such as 'auto' or '10.0.0.1:6379'.", rich_help_panel=WHERE)
-]
-Out = Annotated[Path, typer.Option(help="Folder of the results. A run whose result is there is not run again.", rich_help_panel=WHERE)]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Run nothing. Say how many runs there are, how long they might take, and which data is missing.")
-]
 
 
 @app.command(name="list")
@@ -202,12 +169,8 @@ def run(
     [bold]fltrust run --task my_task.py:build --rule fltrust --attack trim[/bold]
     """
     from fltrust.cli.run import run_one
-    from fltrust.datasets.own import own
 
-    if task is not None:
-        if "dataset" in given:
-            raise InputError("--task and --dataset both name the data: give one of them")
-        given["dataset"] = own(task)
+    _take_task(task, given)
     run_one(
         config,
         given,
@@ -220,7 +183,18 @@ def run(
     )
 
 
+def _take_task(task: str | None, given: dict[str, Any]) -> None:
+    """One's own data are a data set too."""
+    from fltrust.datasets.own import own
+
+    if task is not None:
+        if "dataset" in given:
+            raise InputError("--task and --dataset both name the data: give one of them")
+        given["dataset"] = own(task)
+
+
 @app.command()
+@with_how
 def reproduce(
     names: Annotated[
         list[str] | None,
@@ -234,14 +208,8 @@ def reproduce(
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack. May be repeated.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Only this rule. May be repeated.")] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
-    device: Device = "auto",
-    precision: PrecisionOption = None,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    plugin: Plugins = None,
-    out: Out = Path("results"),
-    dry_run: DryRun = False,
+    *,
+    how: "How",
 ) -> None:
     """Run the paper's tables and figures, and compare with its numbers.
 
@@ -257,14 +225,13 @@ def reproduce(
 
     [bold]fltrust reproduce r1 --seeds 3 --device cuda --jobs 8[/bold]
     """
-    from fltrust.cli.many import How
     from fltrust.cli.reproduce import reproduce as reproduce_all
 
-    how = How(device, precision, jobs, ray, data_dir, plugin or [], out, dry_run)
     reproduce_all(names or [], only_datasets=dataset or [], only_attacks=attack or [], only_rules=rule or [], seeds=seeds, how=how)
 
 
 @app.command()
+@with_how
 def league(
     rule: Annotated[
         list[str] | None,
@@ -281,14 +248,8 @@ def league(
         typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
     ] = None,
     format: Annotated[str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or md.")] = None,
-    device: Device = "auto",
-    precision: PrecisionOption = None,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    plugin: Plugins = None,
-    out: Out = Path("results"),
-    dry_run: DryRun = False,
+    *,
+    how: "How",
 ) -> None:
     """Run every rule against every attack, and print the worst attack on each rule.
 
@@ -307,7 +268,6 @@ def league(
     [bold]fltrust league --dataset har --format latex > table.tex[/bold]
     """
     from fltrust.cli.league import league as run_league
-    from fltrust.cli.many import How
 
     run_league(
         only_datasets=dataset or [],
@@ -316,29 +276,13 @@ def league(
         seeds=seeds,
         rounds=rounds,
         format=format,
-        how=How(device, precision, jobs, ray, data_dir, plugin or [], out, dry_run),
+        how=how,
     )
-
-
-def _a_number(value: float) -> float:
-    if math.isnan(value):  # neither below 0 nor above 1
-        raise InputError("--threshold must be a number from 0 to 1, not nan")
-    return value
-
-
-Threshold = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        max=1,
-        callback=_a_number,
-        help="A rule counts as unharmed while an attack adds at most this to its test error or backdoor success.",
-    ),
-]
 
 
 @app.command()
 @partial(with_experiment_options, several=GRID)
+@with_how
 def sweep(
     given: dict[str, Any],
     config: Annotated[Path | None, typer.Argument(help="A TOML file with the grid. The options override it.")] = None,
@@ -350,16 +294,11 @@ def sweep(
     task: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION|FOLDER", help="Your own data, not a --dataset.")] = None,
     threshold: Threshold = 0.05,
     format: Annotated[str | None, typer.Option(help="Run nothing; print what each rule survives as csv, latex or markdown.")] = None,
-    device: Device = "auto",
-    precision: PrecisionOption = None,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    plugin: Plugins = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results and the page (default: sweeps/KEY). A sweep resumes and grows there.")
     ] = None,
-    dry_run: DryRun = False,
+    *,
+    how: "How",
 ) -> None:
     """How many malicious clients does each rule survive? Run a grid of experiments, and write a page with the answer.
 
@@ -376,16 +315,11 @@ def sweep(
 
     [bold]fltrust sweep --out sweeps/first --format latex > table.tex[/bold]
     """
-    from fltrust.cli.many import How
     from fltrust.cli.sweep import run_sweep
-    from fltrust.datasets.own import own
 
-    if task is not None and "dataset" in given:
-        raise InputError("--task and --dataset both name the data: give one of them")
-    task = task if task is None else own(task)
-    how = How(device, precision, jobs, ray, data_dir, plugin or [], out or Path(), dry_run, reported=False)
-    given |= {name: value for name, value in (("dataset", task), ("seeds", seeds)) if value is not None}
-    run_sweep(config, given, settings or [], named=out is not None, threshold=threshold, format=format, how=how)
+    _take_task(task, given)
+    given |= {} if seeds is None else {"seeds": seeds}
+    run_sweep(config, given, settings or [], out, threshold=threshold, format=format, how=how)
 
 
 @app.command()

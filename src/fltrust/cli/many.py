@@ -30,7 +30,7 @@ WORK = ".unfinished"  # in the folder of the results: what an interrupted run re
 
 @dataclass(frozen=True)
 class How:
-    """Where and how runs are done: the options that both commands have."""
+    """Where and how runs are done: the options of `fltrust.cli.shared`."""
 
     device: str
     precision: str | None
@@ -38,8 +38,8 @@ class How:
     ray: str | None
     data_dir: str | None
     plugins: Sequence[Path]
-    out: Path
-    dry_run: bool
+    out: Path = Path("results")
+    dry_run: bool = False
     reported: bool = True  # whether `fltrust report` shows such runs
 
     def prepare(self, seeds: int) -> None:

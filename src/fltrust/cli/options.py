@@ -1,13 +1,12 @@
 """The options of `fltrust run`, made from the fields of `Experiment`: a new field is an option without another line."""
 
-import inspect
 from collections.abc import Callable, Collection
-from functools import wraps
 from types import UnionType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from fltrust.cli.signature import instead_of
 from fltrust.experiment import FIELDS, Experiment
 from fltrust.options import OPTIONS, toml_value
 
@@ -29,21 +28,12 @@ def with_experiment_options(command: Callable[..., None], *, several: Collection
 
     `several`: fields of a grid, whose options are texts with commas; the command has options of its own for the others.
     """
-    names = list(FIELDS if several is None else several)
+    options = {name: (_annotation(name, several is not None), None) for name in (FIELDS if several is None else several)}
 
-    @wraps(command)
-    def run(**values: Any) -> None:
-        said = {name: values.pop(name) for name in names}
-        command(given={name: value if several else _read(name, value) for name, value in said.items() if value not in (None, [])}, **values)
+    def read(said: dict[str, Any]) -> dict[str, Any]:
+        return {name: value if several else _read(name, value) for name, value in said.items() if value not in (None, [])}
 
-    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "given"]
-    made = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name, several is not None))
-        for name in names
-    ]
-    run.__signature__ = inspect.Signature([*made, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)])  # type: ignore[attr-defined]
-    run.__annotations__ = {}
-    return run
+    return instead_of("given", options, read, command)
 
 
 def _annotation(name: str, several: bool) -> Any:

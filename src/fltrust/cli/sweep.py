@@ -35,8 +35,8 @@ def run_sweep(
     config: Path | None,
     given: Mapping[str, str],
     settings: Sequence[str],
+    out: Path | None,
     *,
-    named: bool,
     threshold: float,
     format: str | None,
     how: How,
@@ -44,10 +44,11 @@ def run_sweep(
     written = read_toml(config) if config else {}
     if (precision := written.pop("precision", None)) is not None and how.precision is None:
         how = dataclasses.replace(how, precision=precision)
+    how = dataclasses.replace(how, out=out or Path(), reported=False)
     how.prepare(1)
     if format is not None:
         known("format", format, FORMATS)
-        if not named:
+        if out is None:
             raise InputError("--format prints what a folder holds: name it with --out")
         print(FORMATS[format](boards(readable([how.out]).results, threshold), threshold), end="")
         return
@@ -56,7 +57,7 @@ def run_sweep(
     except InputError as mistake:
         raise InputError(f"{config}: {mistake}") from mistake
     grid = grid_of(written, given, settings)
-    if not named:
+    if out is None:
         how = dataclasses.replace(how, out=Path("sweeps") / _key(grid))
     _refuse_others(how.out)
     whole = plan(grid, how.arithmetic)
