@@ -19,18 +19,14 @@ import time
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from setting import HELD, LR, ROOT, B, N, batch_of, examples, network, root_batch, usual_fltrust, wait_until_quiet
+from setting import HELD, LR, ROOT, B, N, batch_of, examples, network, our_rounds, our_run, root_batch, usual_fltrust, wait_until_quiet
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-from fltrust import Experiment, FLTrust, Task, simulate
-from fltrust.models import CNN
 
 # Multiplications of one example in the forward pass: outputs of the layer x inputs that each sums over.
 LAYERS = (26 * 26 * 30 * 9, 11 * 11 * 50 * 30 * 9, 100 * 1250, 10 * 100)
@@ -43,22 +39,7 @@ TARGETS = {"plain loop": 2.3, "ByzFL": 3.5, "Flower simulation": 5.0}
 
 def ours() -> Callable[[], object]:
     images, labels = (part.numpy() for part in examples())
-    clients = [np.arange(i * HELD, (i + 1) * HELD) for i in range(N)]
-    root = np.arange(N * HELD, N * HELD + ROOT)
-    task = Task.from_arrays(images, labels, images[:10], labels[:10], clients=clients, root=root, model=CNN((1, 28, 28), 10))
-    many = 1_000_000  # rounds, so that none of those timed is evaluated
-    run = Experiment(
-        dataset="random",
-        rule=FLTrust(),
-        num_clients=N,
-        malicious=0,
-        clients_per_round=N,
-        rounds=many,
-        evaluate_every=many,
-        global_lr=LR,
-        loss="sum",
-    )
-    records = simulate(run, task)
+    records = our_rounds(our_run(N, B), images, labels, HELD)
     return lambda: next(records)
 
 

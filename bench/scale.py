@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from setting import wait_until_quiet
+from setting import our_rounds, our_run, wait_until_quiet
 
-from fltrust import Experiment, FLTrust, Task, TrustAccumulator, simulate
-from fltrust.models import CNN, PAPER_CNN
+from fltrust import TrustAccumulator
+from fltrust.models import PAPER_CNN
 from fltrust.round import AT_ONCE, MANY, in_chunks
 
 SIZES = (100, 300, 1000, 3000, 10_000)
@@ -45,25 +45,10 @@ def rounds_of(n: int) -> tuple[list[float], float, float, bool]:
     """Seconds of each round after the first, the process's peak memory in MB before the task was made and at the end, chunks or not."""
     rng = np.random.default_rng(0)
     before = peak_mb()
-    held = n * HELD
-    images, labels = rng.random((held + ROOT, 1, 28, 28), np.float32), rng.integers(0, 10, held + ROOT)
-    clients = list(np.arange(held).reshape(n, HELD))
-    root = np.arange(held, held + ROOT)
-    task = Task.from_arrays(images, labels, images[:10], labels[:10], clients=clients, root=root, model=CNN((1, 28, 28), 10))
-    many = 1_000_000  # rounds, so that none of those timed is evaluated
-    run = Experiment(
-        dataset="random",
-        rule=FLTrust(),
-        num_clients=n,
-        malicious=0,
-        clients_per_round=n,
-        rounds=many,
-        evaluate_every=many,
-        batch_size=HELD,
-        global_lr=3e-4,
-        loss="sum",
-    )
-    records = simulate(run, task)
+    count = n * HELD + ROOT
+    images, labels = rng.random((count, 1, 28, 28), np.float32), rng.integers(0, 10, count)
+    run = our_run(n, HELD)
+    records = our_rounds(run, images, labels, HELD)
     next(records)  # compiles
     seconds = []
     for _ in range(ROUNDS):

@@ -5,11 +5,16 @@ n = 100 clients, b = 32 examples of each in a round, a root set of 100, d = 139,
 
 import os
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from fltrust import Experiment, FLTrust, Record, Task, simulate
+from fltrust.models import CNN
 
 N, B, ROOT, HELD = 100, 32, 100, 100  # clients, batch, root set, examples that each client holds
 LR = 3e-4
@@ -42,6 +47,30 @@ def batch_of(client: int) -> tuple[Tensor, Tensor]:
 def root_batch() -> tuple[Tensor, Tensor]:
     images, labels = examples()
     return images[-ROOT:], labels[-ROOT:]
+
+
+def our_run(num_clients: int, batch_size: int) -> Experiment:
+    """FLTrust, all clients in every round."""
+    many = 1_000_000  # rounds, so that none of those timed is evaluated
+    return Experiment(
+        dataset="random",
+        rule=FLTrust(),
+        num_clients=num_clients,
+        malicious=0,
+        clients_per_round=num_clients,
+        rounds=many,
+        evaluate_every=many,
+        batch_size=batch_size,
+        global_lr=LR,
+        loss="sum",
+    )
+
+
+def our_rounds(run: Experiment, images: np.ndarray, labels: np.ndarray, held: int) -> Iterator[Record]:
+    """With the paper's CNN. Each client holds so many of the examples, the server what is left."""
+    owned = run.num_clients * held
+    clients, root = list(np.arange(owned).reshape(run.num_clients, held)), np.arange(owned, len(images))
+    return simulate(run, Task.from_arrays(images, labels, images[:10], labels[:10], clients=clients, root=root, model=CNN((1, 28, 28), 10)))
 
 
 def usual_fltrust(updates: Tensor, root_update: Tensor) -> Tensor:
