@@ -56,68 +56,37 @@ def latex(boards: Sequence[Board], threshold: float) -> str:
 
 def comma_separated(boards: Sequence[Board], threshold: float) -> str:
     """A line for each rule under each attack."""
-    head = [
-        "dataset",
-        "settings",
-        "rule",
-        "attack",
-        "clients",
-        "error_without_attack",
-        "survives_up_to",
-        "share",
-        "harmed_by",
-        "most_tested",
-    ]
 
-    def rows() -> Iterable[list[Any]]:
-        for board in boards:
-            for line in board.lines:
-                if (survival := line.survival(threshold)) and line.clean:
-                    share = f"{survival.most / board.num_clients:.4f}"
-                    clean, most = f"{line.clean.error.mean:.5f}", line.points[-1].malicious
-                    place = [board.dataset, board.settings, line.rule, line.attack, board.num_clients]
-                    yield [*place, clean, survival.most, share, survival.breaks, most]
+    def rows(board: Board, line: Line) -> Iterable[list[Any]]:
+        if (survival := line.survival(threshold)) and line.clean:
+            share, clean = f"{survival.most / board.num_clients:.4f}", f"{line.clean.error.mean:.5f}"
+            yield [clean, survival.most, share, survival.breaks, line.points[-1].malicious]
 
-    return _lines(head, rows())
+    return _lines(boards, ["error_without_attack", "survives_up_to", "share", "harmed_by", "most_tested"], rows)
 
 
 def numbers(boards: Sequence[Board]) -> str:
     """All numbers as CSV: a line for each rule, attack and number of malicious clients."""
-    head = [
-        "dataset",
-        "settings",
-        "rule",
-        "attack",
-        "clients",
-        "malicious",
-        "seeds",
-        "error",
-        "error_spread",
-        "success",
-        "success_spread",
-        "harm",
-    ]
 
-    def rows() -> Iterable[list[Any]]:
-        for board in boards:
-            for line in board.lines:
-                for point in line.points:
-                    if not point.borrowed:
-                        figures = [
-                            number for one in (point.error, point.success) for number in ((one.mean, one.spread) if one else (None, None))
-                        ]
-                        written = ["" if value is None else f"{value:.5f}" for value in (*figures, line.harm(point))]
-                        place = [board.dataset, board.settings, line.rule, line.attack, board.num_clients]
-                        yield [*place, point.malicious, len(point.results), *written]
+    def rows(board: Board, line: Line) -> Iterable[list[Any]]:
+        for point in line.points:
+            if not point.borrowed:
+                figures = [number for one in (point.error, point.success) for number in ((one.mean, one.spread) if one else (None, None))]
+                written = ["" if value is None else f"{value:.5f}" for value in (*figures, line.harm(point))]
+                yield [point.malicious, len(point.results), *written]
 
-    return _lines(head, rows())
+    return _lines(boards, ["malicious", "seeds", "error", "error_spread", "success", "success_spread", "harm"], rows)
 
 
-def _lines(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _lines(boards: Sequence[Board], head: Sequence[str], rows: Callable[[Board, Line], Iterable[Sequence[Any]]]) -> str:
+    """Each line of the CSV file says first whose numbers follow."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([_safe(value) for value in row] for row in rows)
+    writer.writerow(["dataset", "settings", "rule", "attack", "clients", *head])
+    for board in boards:
+        for line in board.lines:
+            place = [board.dataset, board.settings, line.rule, line.attack, board.num_clients]
+            writer.writerows([_safe(value) for value in (*place, *row)] for row in rows(board, line))
     return text.getvalue()
 
 
