@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +14,7 @@ from typing import Any, Self
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 
 _WAIT = """new Promise((done) => {
-  const end = Date.now() + 20000;
+  const end = Date.now() + 300000;
   const look = () => ((CONDITION) ? done(true) : Date.now() > end ? done(false) : setTimeout(look, 20));
   look();
 })"""
@@ -27,6 +29,14 @@ _MIDDLE = """(async () => {
   const box = element.getBoundingClientRect();
   return { x: box.x + box.width / 2, y: box.y + box.height / 2 };
 })()"""
+
+_CONTRASTS = """[...document.querySelectorAll(WORDS)].map((words) => {
+  const linear = (one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+  const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((one) => linear(one / 255))
+    .reduce((sum, one, i) => sum + one * [0.2126, 0.7152, 0.0722][i], 0);
+  const [ink, ground] = [light(getComputedStyle(words).color), light(getComputedStyle(words.closest(GROUND)).backgroundColor)];
+  return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+})"""
 
 
 class Browser:
@@ -139,6 +149,16 @@ class Browser:
             self._next()
         self.wait("document.documentElement.classList.contains('drawn')")
 
+    @contextmanager
+    def visit(self, page: Path, *, width: int = 1280) -> Iterator[None]:
+        """Opens a file by daylight in a wide window. Afterwards nothing went wrong on its page, and it asked for nothing outside itself."""
+        self.dark(False)
+        self.resize(width, 900)
+        self.open(page)
+        yield
+        assert self.errors == []
+        assert [url for url in self.requests if not url.startswith(("data:", "file:"))] == []
+
     def run(self, script: str) -> Any:
         """The value of an expression on the page; a promise's once it has it."""
         done = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True)
@@ -147,7 +167,7 @@ class Browser:
         return done["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Until an expression is true; gives up after 20 seconds."""
+        """Until an expression is true; gives up after five minutes."""
         if not self.run(_WAIT.replace("CONDITION", condition)):
             raise AssertionError(f"never true: {condition}; errors of the page: {self.errors}")
 
@@ -169,6 +189,18 @@ class Browser:
         typed = {"text": "\r"} if name == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **typed)
+
+    def write(self, field: str, text: str, place: int = 0) -> None:
+        """Replaces what stands in a field, the first of those that the selector names or another."""
+        self.run(
+            f"(() => {{ const field = document.querySelectorAll({json.dumps(field)})[{place}]; field.value = {json.dumps(text)}; "
+            "field.dispatchEvent(new Event('input')); })()"
+        )
+
+    def contrasts(self, words: str, ground: str) -> list[float]:
+        """Of the texts that a selector names with the nearest element around them that is a ground; WCAG AA wants at least 4.5."""
+        found: list[float] = self.run(_CONTRASTS.replace("WORDS", json.dumps(words)).replace("GROUND", json.dumps(ground)))
+        return found
 
     def picture(self, path: Path, whole: bool = False) -> None:
         """What one sees as a PNG, for eyes."""

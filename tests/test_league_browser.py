@@ -47,12 +47,8 @@ def page(tables: list[Standings], tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(autouse=True)
 def opened(browser: Browser, page: Path) -> Iterator[None]:
-    browser.dark(False)
-    browser.resize(1280, 900)
-    browser.open(page)
-    yield
-    assert browser.errors == []
-    assert [url for url in browser.requests if not url.startswith(("data:", "file:"))] == []
+    with browser.visit(page):
+        yield
 
 
 def place(tables: list[Standings], name: str) -> int:
@@ -89,10 +85,7 @@ def test_columns_sort(browser: Browser, tables: list[Standings]) -> None:
 
 
 def write(browser: Browser, field: int, words: str) -> None:
-    browser.run(
-        f"(() => {{ const field = document.querySelectorAll('#league input')[{field}]; field.value = '{words}'; "
-        "field.dispatchEvent(new Event('input')); })()"
-    )
+    browser.write("#league input", words, field)
 
 
 def test_rules_and_attacks_are_filtered_by_text(browser: Browser, tables: list[Standings]) -> None:
@@ -163,18 +156,9 @@ def test_the_table_scrolls_inside_itself_and_its_numbers_can_be_read(browser: Br
         "return [head.top - box.top, rule.left - box.left]; })()"
     )
     assert all(abs(offset) <= 2 for offset in corner)  # head and first column stay
-    contrasts = browser.run(CONTRASTS)
+    contrasts = browser.contrasts("#league-0 .cell b, #league-0 .cell small", "td")
     assert len(contrasts) >= 6
     assert min(contrasts) >= 4.5  # WCAG AA
-
-
-CONTRASTS = """[...document.querySelectorAll('#league-0 .cell b, #league-0 .cell small')].map((words) => {
-  const linear = (one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-  const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((one) => linear(one / 255))
-    .reduce((sum, one, i) => sum + one * [0.2126, 0.7152, 0.0722][i], 0);
-  const [ink, ground] = [light(getComputedStyle(words).color), light(getComputedStyle(words.closest('td')).backgroundColor)];
-  return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
-})"""
 
 
 def test_columns_have_the_names_of_the_attacks(browser: Browser, tables: list[Standings]) -> None:

@@ -51,11 +51,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def opened(browser: Browser, page: Path) -> Iterator[None]:
-    browser.resize(1280, 900)
-    browser.open(page)
-    yield
-    assert browser.errors == []
-    assert [url for url in browser.requests if not url.startswith(("data:", page.as_uri(), "file:"))] == []
+    with browser.visit(page):
+        yield
 
 
 def test_the_page_is_one_file_and_every_section_is_there(browser: Browser, page: Path) -> None:
