@@ -1,6 +1,7 @@
 """An experiment is data: the paper's numbers, strict names, a key."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ def test_values_instead_of_names() -> None:
         ({"attack": "labelflip"}, "unknown attack 'labelflip': did you mean 'label-flip'"),
         ({"rouds": 3}, "unknown field 'rouds': did you mean 'rounds'"),
         ({"rule": {"name": "krum", "tolerat": 3}}, "unknown parameter of krum 'tolerat': did you mean 'tolerate'"),
+        ({"rule": "zeno++"}, "unknown rule 'zeno[+][+]': '[+]' puts one rule into another: did you mean 'zeno-plus-plus'"),
+        ({"rule": "nnm+"}, "unknown rule 'nnm[+]': '[+]' puts one rule into another, and a rule's name is missing beside it"),
         ({"rule": {"tolerate": 3}}, "a table with a name"),
         ({"rule": 7}, "a table with a name"),
         ({"attack": {"name": "trim", "knowledge": "much"}}, "knowledge"),
@@ -155,6 +158,14 @@ def test_values_instead_of_names() -> None:
 def test_mistakes_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_dict(fields)
+
+
+def test_an_unknown_field_in_python_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(InputError, match="unknown field 'client': did you mean 'clients_per_round' or 'client_momentum'"):
+        Experiment(client=5)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="unknown field 'lr': did you mean 'global_lr'"):
+        Experiment.on("mnist-0.5", lr=0.1)
+    assert list(inspect.signature(Experiment).parameters) == list(FIELDS)  # as help() shows it
 
 
 @pytest.mark.parametrize(

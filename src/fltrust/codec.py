@@ -71,8 +71,10 @@ def unfolded(registry: Registry, choice: Any) -> Any:
     if not isinstance(choice, Mapping) or not isinstance(choice.get("name"), str):
         return choice
     name, plus, within = choice["name"].partition("+")
-    if plus and not (name and within):
-        raise InputError(f"{choice['name']!r}: a {registry.singular}'s name is missing beside '+'")
+    if not all(choice["name"].split("+")) and plus:
+        spelt = choice["name"].replace("+", "-plus")
+        near = f": did you mean {spelt!r}?" if spelt in registry else f", and a {registry.singular}'s name is missing beside it"
+        raise InputError(f"unknown {registry.singular} {choice['name']!r}: '+' puts one {registry.singular} into another{near}")
     within = within or choice.get(registry.singular)
     return {**choice, "name": name, **({registry.singular: unfolded(registry, within)} if within is not None else {})}
 

@@ -3,9 +3,9 @@
 import dataclasses
 import hashlib
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -243,6 +243,21 @@ MEANT = {  # what people call fields elsewhere
     "defense": "rule",
     "defence": "rule",
 }
+
+
+def _helpful(init: Callable[..., None]) -> Callable[..., None]:
+    """Python's own words about an unknown field suggest nothing."""
+
+    @wraps(init)
+    def refuse_unknown(self: Experiment, *values: Any, **given: Any) -> None:
+        for name in given:
+            known("field", name, FIELDS, MEANT)
+        init(self, *values, **given)
+
+    return refuse_unknown
+
+
+Experiment.__init__ = _helpful(Experiment.__init__)  # type: ignore[method-assign]
 
 
 def _described() -> str:
