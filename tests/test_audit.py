@@ -8,13 +8,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from fltrust.audit import Audit, Finding, shortened
 from fltrust.cli.audit import audit, write_ban
@@ -642,9 +642,9 @@ def test_following_a_run_until_it_is_interrupted(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "fltrust", "audit", str(path), "--follow"]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1"})
         try:
-            _until(lambda: "No node looks suspicious." in out.read_text(), process)
+            until(lambda: "No node looks suspicious." in out.read_text(), process)
             append(path, line(2, misbehave), line(3, misbehave))
-            _until(lambda: "1 of 10 nodes looks hostile: 2" in out.read_text(), process)
+            until(lambda: "1 of 10 nodes looks hostile: 2" in out.read_text(), process)
             process.send_signal(signal.SIGINT)
             assert process.wait() == 3
         finally:
@@ -652,12 +652,6 @@ def test_following_a_run_until_it_is_interrupted(tmp_path: Path) -> None:
             process.wait()
     assert out.read_text().splitlines()[-1] == "after 3 rounds: 1 of 10 nodes looks hostile: 2"
     assert "Traceback" not in out.read_text()
-
-
-def _until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.05)
 
 
 def test_a_run_without_rounds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

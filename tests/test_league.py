@@ -278,6 +278,10 @@ def test_what_is_missing_is_run_and_a_failed_run_stops_no_other(program, tmp_pat
     code, out, _ = program(*SHORT, "--plugin", "mine.py", "--rule", "my-rule", "--format", "csv")
     assert code == 0
     assert [line["rule"] for line in csv.DictReader(io.StringIO(out))] == ["my-rule", "my-rule"]
+    (code, short, _), (_, long, _) = (program(*SHORT, "--rule", "fedavg", "--format", name) for name in ("md", "markdown"))
+    assert code == 0
+    assert short == long
+    assert short.startswith("#")
 
 
 def test_runs_that_differ_in_their_rule_share_a_task_and_nothing_else(tmp_path: Path, har: Path) -> None:

@@ -8,10 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from fltrust import datasets
 from fltrust.experiment import Experiment
@@ -61,14 +61,13 @@ def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], said: str) 
 
 def test_runs_are_killed_resumed_and_printed_beside_the_paper(tmp_path: Path, har: Path) -> None:
     command = [*PROGRAM, *SMALL, "--jobs", "2", "--data-dir", str(har), "--out", "out"]
-    begun = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    while not list(tmp_path.glob("out/har/*.json")):
-        assert begun.poll() is None
-        time.sleep(0.05)
+    hold = ["--plugin", str(Path(__file__).with_name("hold_trim.py"))]
+    begun = subprocess.Popen([*command, *hold], cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: [len(list(tmp_path.glob(f"out/{what}"))) for what in ("har/*.json", ".unfinished/*/records.jsonl")] == [2, 2], begun)
     os.killpg(begun.pid, signal.SIGKILL)
-    begun.communicate()
+    begun.wait()
     before = {path.name: path.read_bytes() for path in tmp_path.glob("out/har/*.json")}
-    assert 1 <= len(before) < 4
+    assert len(before) == 2
     done = reproduce(*command[len(PROGRAM) :], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"4 runs, {len(before)} done, {4 - len(before)} to do" in done.stdout

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 import torch
 from conftest import small_attack, small_task
 from made_up import made_up
+from waiting import until
 
 from fltrust.attacks import ALIE, NoAttack, Scaling, TrimAttack
 from fltrust.cli import app
@@ -28,11 +28,12 @@ from fltrust.experiment import Experiment
 from fltrust.paper import EXHIBITS
 from fltrust.registry import ATTACKS, RULES, Absent
 from fltrust.report import build
-from fltrust.report.reading import read
+from fltrust.report.reading import Planned, read
 from fltrust.report.repeat import run_command
 from fltrust.report.survival import Board, Line, boards
 from fltrust.report.survival_text import FORMATS, numbers
 from fltrust.report.sweep import headline
+from fltrust.report.words import name_of
 from fltrust.rules import FedAvg, FLTrust, Krum, TrimmedMean
 from fltrust.simulation import simulate
 from fltrust.store import results
@@ -345,6 +346,18 @@ def test_a_damaged_plan_stops_no_report(tmp_path: Path) -> None:
         assert [problem.what for problem in found.problems] == [str(tmp_path / "sweep.json")]
 
 
+def test_a_damaged_result_is_listed_once(tmp_path: Path) -> None:
+    some = [result("fedavg", "trim", many, 0.1) for many in (0, 1, 2)]
+    plan = Planned({}, {}, {}).and_also([one.run for one in some], [])
+    (tmp_path / "sweep.json").write_text(json.dumps(plan._asdict()))
+    results.write(some[0], tmp_path)
+    damaged = results.write(some[1], tmp_path)
+    damaged.write_text("{")
+    first, second = read([tmp_path]).problems
+    assert first.what == str(damaged)
+    assert (second.what, second.why.partition(":")[0]) == (name_of(some[2].run), "not run, or failed")
+
+
 # ---------------------------------------------------------------- the command
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
@@ -403,14 +416,16 @@ def test_a_sweep_is_planned_killed_resumed_and_answers(folder: Path) -> None:
     assert "left out: attack sign-flip, malicious 1, rule bulyan, and 1 more: Bulyan cannot tolerate 1 of 6" in planned.stdout
     assert "12 runs, 0 done, 12 to do" in planned.stdout  # mine: 0 once, 1 and 2 under two attacks; bulyan: 0 alone; two seeds
     assert not (folder / "out").exists()
-    begun = subprocess.Popen([*PROGRAM, *COMMAND], cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
-    while not list(folder.glob("out/points/*.json")):
-        assert begun.poll() is None
-        time.sleep(0.05)
+    hold = ["--plugin", str(Path(__file__).with_name("hold_trim.py"))]
+    begun = subprocess.Popen([*PROGRAM, *COMMAND, *hold], cwd=folder, stdout=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: list(folder.glob("out/.unfinished/*/records.jsonl")) and len(list(folder.glob("out/points/*.json"))) == 4, begun)
+    refused = fltrust(*COMMAND, "--seeds", "3", cwd=folder)
+    assert (refused.returncode, refused.stderr) == (2, "fltrust: out/.unfinished is in use by another process\n")
+    assert len(json.loads((folder / "out" / "sweep.json").read_text())["planned"]) == 12  # the other's plan
     os.killpg(begun.pid, signal.SIGKILL)
     begun.wait()
     before = {path: path.read_bytes() for path in folder.glob("out/points/*.json")}
-    assert 1 <= len(before) < 12
+    assert len(before) == 4  # no attack: mine, bulyan; sign-flip: mine with 1, with 2; then Trim is held
     half = fltrust("report", "out", "--out", "half", cwd=folder)
     assert half.returncode == 0, half.stderr
     assert "in no table" in half.stdout  # what was planned and not run, and what was left out
@@ -453,6 +468,7 @@ def test_a_sweep_grows_in_its_folder_and_takes_no_other(
     (made,) = Path("sweeps").iterdir()  # named after the grid
     assert "2 runs, 1 done, 1 to do" in sweep("--attack", "none,sign-flip", "--out", str(made))
     assert len(json.loads((made / "sweep.json").read_text())["planned"]) == 2
+    assert sweep("--out", str(made), "--format", "md") == sweep("--out", str(made), "--format", "markdown") != ""
     for arguments, said in (
         (["--out", "points"], "points is not empty and holds no sweep: choose another --out"),
         (["--dataset", "mnist-5k"], "--task and --dataset both name the data"),

@@ -10,7 +10,7 @@ from browser import CHROMIUM, Browser
 from made_up import made_up
 
 from fltrust.experiment import Experiment
-from fltrust.registry import RULES, Absent
+from fltrust.registry import ATTACKS, RULES, Absent
 from fltrust.report.page import runs_page
 from fltrust.report.reading import Found, Problem
 from fltrust.report.survival import boards
@@ -62,12 +62,8 @@ def page(some: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def opened(browser: Browser, page: Path) -> Iterator[None]:
-    browser.dark(False)
-    browser.resize(1400, 900)
-    browser.open(page)
-    yield
-    assert browser.errors == []
-    assert [url for url in browser.requests if not url.startswith(("data:", "file:"))] == []
+    with browser.visit(page, width=1400):
+        yield
     assert browser.run("typeof window.hacked") == "undefined"
 
 
@@ -81,10 +77,7 @@ def words(browser: Browser, rows: str = ROWS) -> list[list[str]]:
 
 
 def say(browser: Browser, field: str, text: str) -> None:
-    browser.run(
-        f"(() => {{ const field = document.querySelector(\".filters [aria-label='{field}']\"); field.value = {text!r}; "
-        "field.dispatchEvent(new Event('input')); })()"
-    )
+    browser.write(f".filters [aria-label='{field}']", text)
 
 
 def test_the_answer_comes_first(browser: Browser) -> None:
@@ -163,6 +156,23 @@ def test_tables_sort_by_number(browser: Browser) -> None:
     assert words(browser)[0][0] == "fedavg"
 
 
+def test_attacks_with_the_names_of_other_columns_sort_by_their_own_numbers(browser: Browser, tmp_path: Path) -> None:
+    errors = {("fedavg", "worst"): 0.3, ("fedavg", "clean"): 0.1, ("krum", "worst"): 0.2, ("krum", "clean"): 0.4}
+    found = [made_up(Experiment.on("mnist-5k", rule, "none", malicious=0), error=0.05) for rule in ("fedavg", "krum")]
+    for (rule, attack), error in errors.items():
+        named = dataclasses.replace(Experiment.on("mnist-5k", rule, "trim", malicious=4), attack=Absent(ATTACKS, attack, ()))
+        found.append(made_up(named, error=error))
+    browser.open(write(Found(Results(found)), tmp_path / "index.html"))
+    say(browser, "Show", "error 4")
+    for attack, best in (("worst", "krum"), ("clean", "fedavg")):
+        heads = browser.run(f'[...document.querySelectorAll("{BOARD} thead th")].map(head => head.textContent)')
+        head = f"{BOARD} thead th:nth-child({heads.index(attack) + 1}) button"
+        browser.click(head)
+        assert words(browser)[-1][0] == best
+        browser.click(head)
+        assert words(browser)[0][0] == best
+
+
 def test_pictures_show_the_error_against_malicious_clients_with_its_spread(browser: Browser) -> None:
     say(browser, "Data sets and settings", "mnist")
     browser.wait("document.querySelectorAll('#survival .plot svg .curve').length")
@@ -218,20 +228,9 @@ def test_a_phone_has_no_sideways_scroll_and_numbers_can_be_read(browser: Browser
     browser.wait(f"{box}.classList.contains('goes-on') && !{box}.previousElementSibling.hidden")
     for view in ("survives", "error 4"):
         say(browser, "Show", view)
-        contrasts = browser.run(CONTRASTS)
+        contrasts = browser.contrasts("#survival [class*='harm-'] :is(b, small), #survival .heat-key[class*='harm-']", "[class*='harm-']")
         assert len(contrasts) > 10
         assert min(contrasts) >= 4.5  # WCAG AA
-
-
-CONTRASTS = """[...document.querySelectorAll("#survival [class*='harm-'] :is(b, small), #survival .heat-key[class*='harm-']")]
-.map((words) => {
-  const linear = (one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-  const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((one) => linear(one / 255))
-    .reduce((sum, one, i) => sum + one * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = words.closest("[class*='harm-']");
-  const [ink, behind] = [light(getComputedStyle(words).color), light(getComputedStyle(ground).backgroundColor)];
-  return (Math.max(ink, behind) + 0.05) / (Math.min(ink, behind) + 0.05);
-})"""
 
 
 def test_2000_runs_are_a_small_page_that_filters(browser: Browser, tmp_path: Path) -> None:

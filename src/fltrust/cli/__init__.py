@@ -247,7 +247,9 @@ def league(
         int | None,
         typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or md.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or markdown.")
+    ] = None,
     *,
     how: "How",
 ) -> None:

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.cli.many import How, numbers, seconds, text_format, work_through
 from fltrust.errors import InputError
 from fltrust.league import ROWS, cells, chosen, plan
 from fltrust.league.table import BOARDS
-from fltrust.registry import DATASETS, known
+from fltrust.registry import DATASETS
 from fltrust.report.league_text import FORMATS, error_and_success, worst_of
 from fltrust.report.standings import Standing, Standings, standings
 from fltrust.report.words import seeds as seeds_of
@@ -34,15 +34,14 @@ def league(
     how.prepare(seeds)
     if rounds is not None and rounds < 1:
         raise InputError(f"--rounds must be at least 1, not {rounds}")
-    if format is not None:
-        known("format", format, FORMATS)
-    if format is not None and not how.out.is_dir():
+    write = None if format is None else text_format(format, FORMATS)
+    if write and not how.out.is_dir():
         raise InputError(f"there is no folder {how.out} with results")
     boards = chosen(only_datasets, only_rules, only_attacks)
     runs = plan(boards, seeds=seeds, precision=how.arithmetic, rounds=rounds)
     done = how.done()
-    if format is not None:
-        print(FORMATS[format]([standings(board, done, rounds) for board in boards]), end="")
+    if write:
+        print(write([standings(board, done, rounds) for board in boards]), end="")
         return
     places = {cell.run.key: cell for board in boards for cell in cells(board, rounds) if cell.run}
 

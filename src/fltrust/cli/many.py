@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import TypeVar, cast, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -23,9 +23,9 @@ from fltrust.running.progress import Progress
 from fltrust.running.sinks import describe
 from fltrust.store import results
 from fltrust.store.files import hardware, lock
-from fltrust.store.results import Result, Results
+from fltrust.store.results import UNFINISHED, Result, Results
 
-WORK = ".unfinished"  # in the folder of the results: what an interrupted run resumes from
+Text = TypeVar("Text")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,12 @@ def work_through(
     *,
     parts: Mapping[tuple[str, str], Sequence[Experiment]],
     line: Callable[[Result], str],
+    begin: Callable[[], None] = lambda: None,
 ) -> bool:
     """Does the runs that are missing, in their order, and adds them to `done`. Returns whether all of them are there now.
 
-    `parts` are the lines of the plan: name and title, and its runs. `line` says what a result shows. Called with `--dry-run`, it only says
-    what it would do.
+    `parts` are the lines of the plan: name and title, and its runs. `line` says what a result shows. `begin` is called once no other
+    program writes in the folder. Called with `--dry-run`, it only says what it would do.
     """
     left = [run for run in runs if not how.answered(run, done)]
     here = "" if how.ray else hardware(chosen_device(how.device, how.arithmetic))  # of a cluster nothing is known beforehand
@@ -95,8 +96,9 @@ def work_through(
         screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if how.dry_run:
         return True
-    work = how.out / WORK
+    work = how.out / UNFINISHED
     with closing(lock(work)):  # two programs in one folder would do the same runs twice
+        begin()
         for run in runs:
             if how.answered(run, done):  # its result was written, but the program killed before it could tidy up
                 forget(run, work)
@@ -112,7 +114,7 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
     possible = [run for run in left if run.dataset not in lacking]
     if how.ray is None:
         device = chosen_device(how.device, how.arithmetic)
-        events = execute(possible, how.out / WORK, jobs=how.jobs, device=device, data_dir=how.data_dir, plugins=how.plugins)
+        events = execute(possible, how.out / UNFINISHED, jobs=how.jobs, device=device, data_dir=how.data_dir, plugins=how.plugins)
     else:
         from fltrust.running import cluster
 
@@ -158,7 +160,7 @@ def _follow(
             elif isinstance(event, Finished):
                 results.write(event.result, how.out)
                 done.add(event.result)
-                forget(event.run, how.out / WORK)
+                forget(event.run, how.out / UNFINISHED)
                 reached[event.run] = 1
                 progress.say(line(event.result))
             else:
@@ -194,3 +196,8 @@ def numbers(error: float, success: float | None, digits: int = 3) -> str:
 
 def seconds(result: Result) -> str:
     return "" if result.seconds is None else f"  {result.seconds:.1f} s"
+
+
+def text_format(name: str, formats: Mapping[str, Text]) -> Text:
+    """How `--format` NAME writes a table; 'md' is short for markdown."""
+    return formats[known("format", "markdown" if name == "md" else name, formats)]

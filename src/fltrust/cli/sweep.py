@@ -12,19 +12,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.cli.many import How, numbers, seconds, text_format, work_through
 from fltrust.codec import canonical, plain, read_toml
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.registry import ATTACKS, RULES, known
+from fltrust.registry import ATTACKS, RULES
 from fltrust.report import build, readable
-from fltrust.report.reading import SWEEP, planned, read_plan, results_in
+from fltrust.report.reading import SWEEP, Planned, read_plan, results_in
 from fltrust.report.survival import Board, boards
 from fltrust.report.survival_text import FORMATS, words
 from fltrust.report.tables import mean_and_spread
 from fltrust.report.words import name_of, plural
 from fltrust.store.files import replace
-from fltrust.store.results import Result
+from fltrust.store.results import UNFINISHED, Result
 from fltrust.sweep import Grid, LeftOut, Plan, grid_of, plan
 
 FEW = 6  # attacks whose columns fit on a screen
@@ -47,10 +47,10 @@ def run_sweep(
     how = dataclasses.replace(how, out=out or Path(), reported=False)
     how.prepare(1)
     if format is not None:
-        known("format", format, FORMATS)
+        write = text_format(format, FORMATS)
         if out is None:
             raise InputError("--format prints what a folder holds: name it with --out")
-        print(FORMATS[format](boards(readable([how.out]).results, threshold), threshold), end="")
+        print(write(boards(readable([how.out]).results, threshold), threshold), end="")
         return
     try:
         grid_of(written, {})
@@ -66,9 +66,9 @@ def run_sweep(
     there = results_in(how.out)
     for problem in there.problems:
         _say(screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
-    if not how.dry_run:
-        _write_plan(whole, how.out)
-    finished = work_through(screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line)
+    finished = work_through(
+        screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line, begin=lambda: _write_plan(whole, how.out)
+    )
     if not how.dry_run and there.results.all():
         made = build([how.out], how.out / "report", threshold)
         for board in made.boards[:SHOWN]:
@@ -85,16 +85,14 @@ def _key(grid: Grid) -> str:
 
 def _refuse_others(out: Path) -> None:
     """A folder of other results would get this sweep's report."""
-    if out.is_dir() and not (out / SWEEP).exists() and any(out.iterdir()):
+    if out.is_dir() and not (out / SWEEP).exists() and any(entry.name != UNFINISHED for entry in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no sweep: choose another --out")
 
 
 def _write_plan(whole: Plan, out: Path) -> None:
     """Beside what earlier sweeps planned in this folder."""
-    runs, left_out = read_plan(out / SWEEP) if (out / SWEEP).exists() else ({}, {})
-    out.mkdir(parents=True, exist_ok=True)
-    content = {"planned": runs | planned(whole.runs), "left_out": left_out | dict(whole.left_out)}
-    replace(out / SWEEP, json.dumps(content, indent=1).encode())
+    earlier = read_plan(out / SWEEP) if (out / SWEEP).exists() else Planned({}, {}, {})
+    replace(out / SWEEP, json.dumps(earlier.and_also(*whole)._asdict(), indent=1).encode())
 
 
 def _say_left_out(screen: Console, left_out: Sequence[LeftOut]) -> None:

@@ -99,5 +99,5 @@ def _encoded(texts: dict[str, str]) -> dict[str, bytes]:
 def _league_files(tables: Sequence[Standings]) -> dict[str, bytes]:
     from fltrust.report import league_text
 
-    ending = {"latex": "tex"}
+    ending = {"latex": "tex", "markdown": "md"}
     return {f"tables/league.{ending.get(name, name)}": text(tables).encode() for name, text in league_text.FORMATS.items()}

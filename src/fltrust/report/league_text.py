@@ -82,4 +82,4 @@ def _figures(number: Number | None) -> tuple[str, str]:
     return f"{number.mean:.5f}", f"{number.spread:.5f}" if len(number.ours) > 1 else ""
 
 
-FORMATS: dict[str, Callable[[Sequence[Standings]], str]] = {"csv": comma_separated, "latex": latex, "md": markdown}
+FORMATS: dict[str, Callable[[Sequence[Standings]], str]] = {"csv": comma_separated, "latex": latex, "markdown": markdown}

@@ -2,10 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fltrust.audit import Audit
 from fltrust.codec import canonical
@@ -14,10 +14,9 @@ from fltrust.experiment import Experiment
 from fltrust.report.words import name_of
 from fltrust.store import results
 from fltrust.store.files import read_json
-from fltrust.store.results import Curves, Federation, Result, Results
+from fltrust.store.results import UNFINISHED, Curves, Federation, Result, Results
 
 SWEEP = "sweep.json"  # in the folder of a sweep: what it planned and what it left out
-UNFINISHED = ".unfinished"  # there too: run directories of runs that are under way, or were cut off
 
 Kind = Literal["run", "runs", "sweep", "results"]
 Read = TypeVar("Read")
@@ -136,28 +135,41 @@ def same_question(run: Experiment) -> str:
     return hashlib.sha256(canonical(replace(run, precision="float32").to_dict()).encode()).hexdigest()[:16]
 
 
-def planned(runs: Iterable[Experiment]) -> dict[str, str]:
-    return {same_question(run): name_of(run) for run in runs}
+class Planned(NamedTuple):
+    """What sweeps planned in a folder."""
+
+    planned: dict[str, str]  # the name of each run, by its question
+    left_out: dict[str, str]  # and why
+    files: dict[str, str]  # of results, and the question that each answers; older plans have none
+
+    def and_also(self, runs: Iterable[Experiment], left_out: Iterable[tuple[str, str]]) -> "Planned":
+        named = {same_question(run): run for run in runs}
+        return Planned(
+            self.planned | {question: name_of(run) for question, run in named.items()},
+            self.left_out | dict(left_out),
+            self.files | {results.file_of(run, Path()).as_posix(): question for question, run in named.items()},
+        )
 
 
-def read_plan(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The planned runs by key, and what was left out and why."""
+def read_plan(path: Path) -> Planned:
     content = read_json(path)
-    plans = [content.get(name) for name in ("planned", "left_out")]
-    for plan in plans:
-        if not isinstance(plan, Mapping) or not all(isinstance(value, str) for value in plan.values()):
+    parts: list[Any] = [content.get("planned"), content.get("left_out"), content.get("files", {})]
+    for part in parts:
+        if not isinstance(part, dict) or not all(isinstance(value, str) for value in part.values()):
             raise InputError(f"{path} declares no sweep")
-    return dict(plans[0] or {}), dict(plans[1] or {})
+    return Planned(*parts)
 
 
 def _add_plan(found: Found, path: Path) -> None:
     try:
-        runs, left_out = read_plan(path)
+        plan = read_plan(path)
     except InputError as problem:
         found.problems.append(Problem(str(path), str(problem)))
         return
     begun = [*found.results.all(), *(one for _, one in found.unfinished)]
     here = {same_question(one.run) for one in begun if isinstance(one.run, Experiment)}
+    damaged = {problem.what for problem in found.problems}
+    here |= {question for file, question in plan.files.items() if str(path.parent / file) in damaged}
     again = "not run, or failed: the same sweep command tries it again"
-    found.problems += [Problem(what, again) for key, what in runs.items() if key not in here]
-    found.problems += [Problem(what, f"left out: {why}") for what, why in left_out.items()]
+    found.problems += [Problem(what, again) for question, what in plan.planned.items() if question not in here]
+    found.problems += [Problem(what, f"left out: {why}") for what, why in plan.left_out.items()]

@@ -77,6 +77,7 @@ function showSweep(host, sweep, open) {
   const ordered = (rows, value, down) => // what has no number comes last
     rows.map((row) => [row, value(row)]).sort(([, a], [, b]) => (a === undefined || b === undefined ? (a === undefined) - (b === undefined) : down ? b - a : a - b)).map(([row]) => row);
 
+  const columnOf = (attack) => `attack ${attack}`; // an attack may be called "worst"
   const worst = (board, rule) => survived(board.lines[board.rules[rule].worst] || null);
   const attacksOf = (board) => board.attacks.map((name, attack) => ({ name, attack })).filter(({ name, attack }) => wanted(fields.attack, name) && !(view.value === "survives" && board.idle.includes(attack)));
   const rulesOf = (board) => board.rules.map((rule, place) => ({ ...rule, place })).filter((rule) => wanted(fields.rule, rule.name));
@@ -92,14 +93,14 @@ function showSweep(host, sweep, open) {
     const best = Math.min(...board.rules.map((rule) => rule.clean?.[0] ?? Infinity));
     let rules = rulesOf(board);
     const value = { worst: (rule) => worst(board, rule.place).value, clean: (rule) => rule.clean?.[0] };
-    if (sorted.column !== null) rules = ordered(rules, value[sorted.column] || ((rule) => cellOf(line(rule.place, board.attacks.indexOf(sorted.column))).value), sorted.down);
+    if (sorted.column !== null) rules = ordered(rules, value[sorted.column] || ((rule) => cellOf(line(rule.place, board.attacks.findIndex((name) => columnOf(name) === sorted.column))).value), sorted.down);
     const head = make(
       "tr",
       {},
       make("th", { scope: "col", class: "left" }, "rule"),
       survival ? heading("worst attack", "worst", sorted, draw) : null,
       survival ? heading("error without attack", "clean", sorted, draw, { class: "narrow" }) : null,
-      ...attacks.map(({ name }) => heading(name, name, sorted, draw, { class: "narrow" })),
+      ...attacks.map(({ name }) => heading(name, columnOf(name), sorted, draw, { class: "narrow" })),
     );
     const rows = rules.map((rule) => {
       const cells = attacks.map(({ attack }) => td(cellOf(line(rule.place, attack))));

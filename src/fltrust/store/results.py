@@ -72,6 +72,9 @@ class Result(Curves):
     declared: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # the experiment as an earlier version wrote it
 
 
+UNFINISHED = ".unfinished"  # in a folder of results: run directories of runs that are under way, or were cut off
+
+
 def file_of(run: Experiment, folder: Path) -> Path:
     data = re.sub(r"[^\w.-]+", "-", run.dataset).strip(".-") or "own"  # one's own data are called by their path
     return folder / data / f"{RULES.name_of(run.rule)}-{ATTACKS.name_of(run.attack)}-{run.key}.json"
