@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from fltrust.codec import built
 from fltrust.registry import ATTACKS, RULES
 from fltrust.rules import Median, Rule
 from fltrust.tasks.task import Task
+
+# A job in a shell's background ignores Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
