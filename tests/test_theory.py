@@ -124,6 +124,7 @@ def test_impossible_constants_are_refused(changes: dict[str, Any], message: str)
         ({"root_size": 10}, "Delta_1 = .* root set of 10 is too small"),
         ({"root_size": 18}, "Delta_2 = .* root set of 18 is too small"),
         ({"d": 10_000, "root_size": 1}, "too small for d = 10000"),
+        ({"sigma_2": 300.0, "gamma_2": 300.0}, r"Delta_2 needs sigma_2 sqrt\(d / \|D_0\|\) = .* to be at most 3 L_2 = "),
         ({"radius": 0.1}, "after 0 rounds the model may be 3 from"),
         ({"radius": 30.0}, r"after [1-9]\d* rounds"),
     ],

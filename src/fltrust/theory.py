@@ -64,6 +64,8 @@ class Constants:
         shells = math.log(6 * self.sigma_2**2 * self.radius * math.sqrt(self.root_size) / (self.gamma_2 * self.sigma_1 * self.delta))
         if 2 * (cover + shells) < self.d:  # Lemma 4, step (b)
             raise InputError(f"Delta_2 is below sigma_2 sqrt(d / |D_0|): a root set of {self.root_size} is too small for d = {self.d}")
+        if (least := self.sigma_2 * math.sqrt(self.d / self.root_size)) > 3 * largest:  # Lemma 4's cover would have less than one point
+            raise InputError(f"Delta_2 needs sigma_2 sqrt(d / |D_0|) = {least:.4g} to be at most 3 L_2 = {3 * largest:.4g}")
         return self.sigma_2 * math.sqrt(2 / self.root_size * (cover + shells))
 
     @property
