@@ -259,6 +259,16 @@ def test_trim_attack_by_hand() -> None:
     assert torch.allclose(TrimAttack().craft(known)[0], expected, rtol=1e-15)
 
 
+def test_trim_attack_where_a_coordinate_adds_up_to_nothing() -> None:
+    """0 counts as a negative sum: the values lie beyond the largest one, or within it where that is negative already."""
+    updates = torch.tensor([[-1.0, 0.0], [3.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
+    (crafted,) = TrimAttack(reach=1.0).craft(known_of(TrimAttack(), updates, updates[0], 1))
+    assert crafted.tolist() == [3.0, 0.0]
+    own = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    crafted = TrimAttack("partial").craft(known_of(TrimAttack("partial"), own, own[0], 2))
+    assert crafted.tolist() == [[0.0], [0.0]]  # their mean
+
+
 @given(st.integers(0, 2**32), st.integers(1, 6))
 def test_partial_trim_attack_lies_three_to_four_deviations_off(seed: int, m: int) -> None:
     attack = TrimAttack("partial")

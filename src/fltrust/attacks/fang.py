@@ -23,6 +23,7 @@ class TrimAttack(Attack):
     D r otherwise, with r ~ U[1, b].
     Partial knowledge: the crafted values are mu - s r sigma, with r ~ U[3, 4]. mu and sigma are the mean and standard deviation of the
     malicious clients' own updates (sigma is 0 if there is only one).
+    A sum of exactly 0 has no sign, and either direction harms as much: full knowledge crafts as for s < 0, partial knowledge sends mu.
 
     Parameters
     ----------
