@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import made_up
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.paper.plan import estimate
 from fltrust.registry import Absent
 from fltrust.simulation import simulate
-from fltrust.store import results
+from fltrust.store import files, results
 from fltrust.store.directory import RunDirectory
 from fltrust.store.records import read_records
 from fltrust.store.results import Federation, Result, Results
@@ -197,3 +201,18 @@ def test_a_federation_without_a_seed(tmp_path: Path) -> None:
     declared["experiment"]["seed"] = None  # as RobustStrategy has it by default
     (tmp_path / "experiment.json").write_text(json.dumps(declared))
     assert results.distil(tmp_path).run.seed is None
+
+
+def test_hardware_names_the_processor_and_older_results_still_tell_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr(files, "CPU_INFO", info)
+    monkeypatch.setattr("platform.processor", lambda: "")
+    older = files.hardware("cpu")
+    assert older == f"{platform.machine()}, {os.cpu_count()} cores"
+    info.write_text("processor\t: 0\nmodel name\t: Some CPU 9000\n\nprocessor\t: 1\nmodel name\t: Some CPU 9000\n")
+    here = files.hardware("cpu")
+    assert here == f"{older}, Some CPU 9000"
+    run = Experiment.on("mnist-5k", "fedavg", "none", rounds=10)
+    for recorded, seconds in ((older, 5.0), (here, 5.0), (f"{older}, Another", 0.0), ("", 0.0), (older[:-1], 0.0)):
+        known = Results([dataclasses.replace(made_up(run, hardware=recorded), seconds=5.0)])
+        assert estimate([run], known, here) == (seconds, 0 if seconds else 1)

@@ -33,7 +33,7 @@ def estimate(runs: Iterable[Experiment], known: Results, hardware: str) -> tuple
     """Seconds that the runs would take one after the other, judged by runs on the same data and hardware, and how many cannot be judged."""
     took: dict[tuple[str, str], list[float]] = {}
     for result in known.all():
-        if result.seconds is not None and result.about["hardware"] == hardware:
+        if result.seconds is not None and f"{hardware}, ".startswith(f"{result.about['hardware']}, "):  # an older result lacks the model
             took.setdefault((result.run.dataset, result.run.precision), []).append(result.seconds / result.run.rounds)
     total, unknown = 0.0, 0
     for run in runs:

@@ -159,10 +159,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+CPU_INFO = Path("/proc/cpuinfo")
+
+
 def hardware(device: str) -> str:
-    """What computes, in words."""
+    """What computes, in words: processors round differently, so theirs is named. Older results lack its model."""
     if device == "cuda":
         import torch
 
         return torch.cuda.get_device_name()
-    return f"{platform.machine()}, {os.cpu_count()} cores"
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    model = next(models, platform.processor())
+    return ", ".join((platform.machine(), f"{os.cpu_count()} cores", *([model] if model else [])))
