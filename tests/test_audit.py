@@ -417,7 +417,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, kind: str
         (tmp_path / name).symlink_to("/dev/zero")
     else:
         (tmp_path / name).mkdir()
-    one_line(fltrust(tmp_path, timeout=120, preexec_fn=limit_memory))
+    one_line(fltrust(tmp_path, timeout=600, preexec_fn=limit_memory))
 
 
 def limit_memory() -> None:
@@ -434,7 +434,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> None:
 def test_a_file_that_is_far_too_large_is_refused(tmp_path: Path, name: str) -> None:
     with (written(tmp_path, 1) / name).open("ab") as file:
         file.truncate(8 << 30)  # it takes no space
-    one_line(fltrust(tmp_path, timeout=120, preexec_fn=limit_memory))
+    one_line(fltrust(tmp_path, timeout=600, preexec_fn=limit_memory))
 
 
 def test_another_file_of_equal_length_is_read_anew(tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
 """Runs on a real Ray cluster of two worker processes on this machine, one of them killed in mid-run."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from test_plugins import MINE
+from waiting import until
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -44,16 +43,26 @@ def address(unfinished: Path) -> Iterator[str]:
         yield said.split("--address='")[1].split("'")[0]
     finally:
         ray.terminate()  # it stops the processes that it started
-        ray.communicate(timeout=60)
+        ray.communicate(timeout=600)
 
 
-def holder_of(file: Path) -> int | None:
-    """The process that has the file open."""
-    for opened in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # it has ended, or closed it
-            if opened.readlink() == file:
-                return int(opened.parts[2])
-    return None
+HOLD = """
+import os, pathlib, tempfile, time
+from fltrust.running import cluster
+from fltrust.running.sinks import Sink
+
+HERE = pathlib.Path(tempfile.gettempdir())
+
+class Hold(Sink):
+    def record(self, record):
+        if record.evaluated and not (HERE / "killed").exists():
+            (HERE / f"held-{os.getpid()}").touch()
+            while not (HERE / "killed").exists():
+                time.sleep(0.05)
+
+begin = cluster.run_to_result
+cluster.run_to_result = lambda run, work, tasks: begin(run, work, tasks, [Hold()])
+"""
 
 
 def runs(count: int, **changes: int) -> list[Experiment]:
@@ -63,21 +72,19 @@ def runs(count: int, **changes: int) -> list[Experiment]:
 def test_a_cluster_gives_what_one_machine_gives_although_a_worker_is_killed(address: str, unfinished: Path, tmp_path: Path) -> None:
     from fltrust.running import cluster
 
-    killed: list[int] = []
+    (plugin := tmp_path / "hold.py").write_text(HOLD)
 
     def kill_a_worker() -> None:
-        while not killed:
-            begun = [path.parent / ".lock" for path in unfinished.glob("*/*/experiment.json")]
-            if begun and (worker := holder_of(begun[0])):  # it is in the middle of a run
-                os.kill(worker, signal.SIGKILL)
-                killed.append(worker)
-            time.sleep(0.02)
+        until(lambda: list(unfinished.glob("held-*")))
+        held = next(unfinished.glob("held-*"))  # it is in the middle of a run
+        os.kill(int(held.name.removeprefix("held-")), signal.SIGKILL)
+        (unfinished / "killed").touch()
 
     killer = threading.Thread(target=kill_a_worker, daemon=True)
     killer.start()
-    seen = list(cluster.execute(runs(3), address, device="auto", jobs=1))
+    seen = list(cluster.execute(runs(3), address, device="auto", jobs=1, plugins=[plugin]))
     killer.join()
-    assert len(killed) == 1
+    assert (unfinished / "killed").exists()
     assert all(isinstance(event, Finished) for event in seen)
     here = list(execute(runs(3), tmp_path, jobs=1, device="cpu"))
 

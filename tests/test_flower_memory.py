@@ -6,7 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_flower_strategy import MODEL, FakeGrid, Message, as_record, honest, reply_with, round_of, run, same, step, strategy_of
+from test_flower_strategy import (
+    MODEL,
+    FakeGrid,
+    Message,
+    as_record,
+    clock,  # noqa: F401
+    honest,
+    reply_with,
+    round_of,
+    run,
+    same,
+    step,
+    strategy_of,
+)
 
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy
@@ -14,7 +27,7 @@ from fltrust.flower.memory import Remembered, write
 from fltrust.rules import CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
 from fltrust.training.optimisers import SGD, Adam, Momentum, ServerOptimiser
 
-pytestmark = pytest.mark.usefixtures("quiet_flower")
+pytestmark = pytest.mark.usefixtures("quiet_flower", "clock")
 RULES: list[Rule] = [CentredClipping(), FoolsGold()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
 

@@ -42,6 +42,7 @@ from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 from test_flower_strategy import Clock, records, same
+from waiting import until
 
 from fltrust.audit import Audit
 from fltrust.errors import InputError
@@ -312,7 +313,7 @@ def test_flowers_grid_of_a_simulation_is_taken(tmp_path: Path) -> None:
 
     grid.pull_messages = pull  # type: ignore[method-assign]
     arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
-    RobustStrategy(FedAvg(), directory=tmp_path / "run").start(grid, arrays, num_rounds=1, timeout=60)
+    RobustStrategy(FedAvg(), directory=tmp_path / "run").start(grid, arrays, num_rounds=1, timeout=600)
     assert records(tmp_path / "run")[0]["verdict"] == ["used"] * 2
 
 
@@ -681,12 +682,10 @@ def test_a_node_cannot_pass_for_one_that_is_offline(tmp_path: Path) -> None:
 
 def test_a_node_that_is_offline_is_missing(tmp_path: Path) -> None:
     def away(link: Link, node: int, message: Message) -> None:
-        while node in link.state.get_nodes(link.run):  # until the SuperLink misses its heartbeat
-            time.sleep(0.01)
+        link.state.acknowledge_node_heartbeat(node, 1e-3)  # its last one
+        until(lambda: node not in link.state.get_nodes(link.run))  # the SuperLink misses the next
 
-    link = Link({0: away}, honest=2)
-    link.state.acknowledge_node_heartbeat(link.ids[0], 0.1)
-    (record,) = played(link, tmp_path / "run", rounds=1)
+    (record,) = played(Link({0: away}, honest=2), tmp_path / "run", rounds=1)
     assert (record["verdict"][0], record["reason"][0]) == ("missing", "unavailable")
 
 

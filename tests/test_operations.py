@@ -511,7 +511,7 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
     """(name, value of its only label) -> value, by prometheus_client's own parser."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=600) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return {(sample.name, "".join(sample.labels.values())): sample.value for family in families for sample in family.samples}
 

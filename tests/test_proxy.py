@@ -43,7 +43,7 @@ class BehindNginx(Federation):
     def ask(self, path: str, body: object = b"", *, method: str = "POST", port: int | None = None) -> tuple[int, bytes]:
         """A request as it is written here, which no library tidies up: status and content; 0 if nobody is there."""
         trust = ssl.create_default_context(cafile=f"{self.folder}/keys/server.crt")
-        connection = http.client.HTTPSConnection("127.0.0.1", port or self.proxy_port, context=trust, timeout=60)
+        connection = http.client.HTTPSConnection("127.0.0.1", port or self.proxy_port, context=trust, timeout=600)
         try:
             connection.request(method, path, body, PROTOBUF)
             answer = connection.getresponse()

@@ -32,7 +32,7 @@ PATHS = ("/", "/look.css", "/page.css", "/page.js", "/nodes.js", "/curves.js", f
 def get(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
     """Status, headers and content, exactly as asked for: no redirect is followed, no path is tidied."""
     address = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=600)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     content = answer.read().decode()
@@ -45,7 +45,7 @@ class Visitor:
 
     def __init__(self, url: str, last: str | None = None) -> None:
         address = urllib.parse.urlsplit(url)
-        self.connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
+        self.connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=600)
         self.connection.request("GET", "/events", headers={"Last-Event-ID": last} if last else {})
         self.answer = self.connection.getresponse()
         assert self.answer.headers["content-type"].startswith("text/event-stream")
@@ -353,7 +353,7 @@ def test_ctrl_c_ends_it_quietly_while_somebody_watches(finished: Path) -> None:
 def test_a_port_that_is_taken(finished: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = subprocess.run([*PROGRAM, "watch", str(finished), "--port", str(port)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*PROGRAM, "watch", str(finished), "--port", str(port)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr == f"fltrust: port {port} is taken: give another --port, or 0 for any that is free\n"
 
@@ -375,7 +375,7 @@ def test_without_a_port_the_next_free_one(finished: Path) -> None:
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "8.8.8.8", "a b"])
 def test_an_address_that_is_not_ours(finished: Path, host: str) -> None:
-    done = subprocess.run([*PROGRAM, "watch", str(finished), "--host", host], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*PROGRAM, "watch", str(finished), "--host", host], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr.startswith("fltrust: ")
     assert done.stderr.count("\n") == 1
@@ -384,14 +384,14 @@ def test_an_address_that_is_not_ours(finished: Path, host: str) -> None:
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_without_the_extra_one_line_says_what_to_install(finished: Path, package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from fltrust.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "watch", str(finished)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, "watch", str(finished)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr == "fltrust: fltrust watch needs the packages starlette and uvicorn: pip install 'fltrust[watch]'\n"
 
 
 def test_it_needs_neither_torch_nor_flower() -> None:
     code = "import sys, fltrust.watch.serve; assert not {'torch', 'flwr'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 # ---------------------------------------------------------------- is training healthy?

@@ -106,5 +106,5 @@ def watching(path: Path, *options: str) -> Iterator[str]:
             yield found[0]
         finally:
             server.send_signal(signal.SIGINT)
-            out, errors = server.communicate(timeout=60)
+            out, errors = server.communicate(timeout=600)
         assert (server.returncode, out, errors) == (0, "", said), errors
