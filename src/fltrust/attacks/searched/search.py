@@ -13,6 +13,7 @@ from fltrust.attacks.searched.finals import most_damaging
 from fltrust.attacks.searched.refine import refined
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
+from fltrust.attacks.searched.view import viewed
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.state import Memory
@@ -156,10 +157,12 @@ class Searched(Attack):
         last_update = memory.seen.update(known) if shown else torch.zeros_like(known.own[0])
         result = scene.undisturbed()
         aim = aim_of(self.aim, scene, result)
+        scene, seen_of, sent_for = viewed(scene, self.ahead)
+        rivals = seen_of(rivals)
         basis = basis_of(scene, result, last_update, rivals, possible)
         finalists, best = self._searched(scene, aim, basis, memory.last)
         own = bounded(finalists.to(basis.rows.dtype) @ basis.rows)  # (F, m, d)
-        rows = most_damaging(scene, aim, basis, rivals, own, self.ahead)
+        rows = bounded(sent_for(most_damaging(scene, aim, basis, rivals, own, self.ahead)))
         rows = torch.where(memory.rounds < self.behave, known.own, rows)
         return rows, Search(memory.rounds + 1, seen, _kept(memory.last, known, best), remembered)
 

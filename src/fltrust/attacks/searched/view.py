@@ -1,0 +1,41 @@
+"""A rule that aggregates running means: the search works on what the rule will see, and sends what makes it see that."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fltrust.attacks.attack import usable
+from fltrust.attacks.searched.scene import Scene
+from fltrust.rules.anchor import Anchor
+
+Change = Callable[[Tensor], Tensor]
+
+
+def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
+    """The scene as the rule sees it after its memory; what it sees of malicious rows (.., m, d); and what to send for it to see rows.
+
+    Clients choose their running means freely, whatever they sent before: the last update can be as long as it takes. So there the rule
+    without memory is the same problem. Not so over several rounds: for a look-ahead the scene stays as it is.
+    """
+    rule, ids = scene.rule, scene.known.client_ids
+    if not isinstance(rule, Anchor) or not rule.has_memory or ahead or ids is None:
+        return scene, _unchanged, _unchanged
+    means, _ = rule.means(scene.received(scene.updates, 0, None), scene.memory)
+    own, beta = ids[: scene.m], rule.momentum
+    before = scene.memory.sums[own]  # (m, d)
+    whole = 1 - beta ** (scene.memory.rounds[own] + 1).to(before.dtype)[:, None]  # (m, 1)
+
+    def seen(rows: Tensor) -> Tensor:
+        counts = usable(rows.flatten(0, -2)).view(rows.shape[:-1])[..., None]
+        return torch.where(counts, torch.lerp(rows, before, beta) / whole, 0)
+
+    def sent(rows: Tensor) -> Tensor:
+        return (rows * whole - beta * before) / (1 - beta)
+
+    return replace(scene, rule=replace(rule, momentum=0.0), memory=(), updates=means), seen, sent
+
+
+def _unchanged(rows: Tensor) -> Tensor:
+    return rows

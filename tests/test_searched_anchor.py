@@ -1,0 +1,112 @@
+"""The searched attack on a rule with running means: it searches on what the rule will see."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fltrust import Anchor, Knowledge, Searched
+from fltrust.attacks.attack import Server, take_step
+from fltrust.attacks.searched.basis import basis_of, candidates_in
+from fltrust.attacks.searched.damage import Closed, damage_of
+from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
+from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
+from fltrust.attacks.searched.view import viewed
+from fltrust.rules import Received
+from fltrust.rules import take_step as aggregate
+from fltrust.testing import CLIENTS, draw
+
+N, M, D = 13, 4, 60
+RULES = [Anchor(), Anchor(0.5, 3.0), Anchor(momentum=0.0), Anchor(voice=0.0)]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+
+
+def seen(rule: Anchor, seed: int = 0, dtype: torch.dtype = torch.float64) -> Knowledge:
+    """What an attacker sees in the fourth round; a client has sent zeros once and one has missed a round."""
+    memory = rule.init(CLIENTS, torch.zeros(D, dtype=dtype))
+    for t in range(3):
+        updates, root_update, _ = draw(N, D, dtype, 10 * seed + t)
+        updates[t] = 0
+        ids = torch.arange(N) + (torch.arange(N) >= 5 + t)
+        memory = aggregate(rule, Received(updates, root_update, client_ids=ids), memory)[1]
+    updates, root_update, sizes = draw(N, D, dtype, 10 * seed + 3)
+    return Knowledge(
+        updates[:M],
+        updates[M:],
+        root_update,
+        n=N,
+        tolerate=M,
+        num_clients=CLIENTS,
+        generator=torch.Generator().manual_seed(seed),
+        client_ids=torch.arange(N),
+        round=torch.tensor(4),
+        weights=torch.zeros(D, dtype=dtype),
+        global_lr=torch.tensor(0.1),
+        server=Server(rule, memory, sizes),
+    )
+
+
+@every_rule
+def test_what_the_rule_sees_and_what_must_be_sent(rule: Anchor) -> None:
+    scene = scene_of(seen(rule), "full", False, 1)
+    view, seen_of, sent_for = viewed(scene, ahead=0)
+    assert not view.rule.has_memory
+    rows = torch.randn(M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(sent_for(seen_of(rows)), rows)
+    torch.testing.assert_close(view.outcomes(seen_of(rows)), scene.outcomes(rows))
+    rows[1] = 0  # the rule leaves it out, and the search knows
+    torch.testing.assert_close(view.outcomes(seen_of(rows)), scene.outcomes(rows))
+    torch.testing.assert_close(view.undisturbed(), scene.undisturbed())
+
+
+def test_a_look_ahead_is_over_the_rule_with_its_memory() -> None:
+    scene = scene_of(seen(Anchor()), "full", False, 1)
+    assert viewed(scene, ahead=2)[0] is scene
+
+
+def basis_in(scene: Scene, known: Knowledge) -> Any:
+    rivals = rivals_with("full")
+    rows, possible, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
+    view, seen_of, _ = viewed(scene, ahead=0)
+    result = scene.undisturbed()
+    return view, basis_of(view, result, torch.zeros_like(result), seen_of(rows), possible)
+
+
+@every_rule
+def test_candidates_side_by_side_are_what_the_rule_makes_of_each(rule: Anchor) -> None:
+    known = seen(rule)
+    scene = scene_of(known, "full", False, 1)
+    view, basis = basis_in(scene, known)
+    aim = aim_of("mean", scene, scene.undisturbed())
+    damage = damage_of(view, aim, basis, 0, 4096)
+    assert isinstance(damage, Closed)
+    candidates = candidates_in(basis, N, M)[::7]
+    for candidate, value in zip(candidates, damage(candidates), strict=True):
+        sent = viewed(scene, 0)[2](candidate @ basis.rows)
+        torch.testing.assert_close(value, aim.mean_damage(scene, sent, 0), rtol=1e-6, atol=1e-6)
+
+
+@every_rule
+@pytest.mark.parametrize("aim", ["mean", "sign", "cosine"])
+def test_never_weaker_than_any_attack_of_the_package(rule: Anchor, aim: AimName) -> None:
+    """By the damage that the rule itself shows, memory and all."""
+    for seed in range(2):
+        known = seen(rule, seed, torch.float32)
+        attack, rivals = Searched(aim, steps=4), rivals_with("full")
+        rows, _ = take_step(attack, known, attack.init(CLIENTS, known.own[0]))
+        known.generator.manual_seed(seed)
+        scene = scene_of(known, "full", False, 1)
+        wanted = aim_of(aim, scene, scene.undisturbed())
+        sent, _, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
+        mine = float(wanted.mean_damage(scene, rows, 0))
+        best = max(float(wanted.mean_damage(scene, other, 0)) for other in sent)
+        assert mine >= best - 1e-5 * abs(best)  # what is sent is rounded once more
+
+
+def test_partial_knowledge_supposes_a_first_round() -> None:
+    known = replace(seen(Anchor()), others=None, root_update=None)
+    attack = Searched(knowledge="partial", steps=1)
+    rows, _ = take_step(attack, known, attack.init(CLIENTS, known.own[0]))
+    assert torch.isfinite(rows).all()
+    assert rows.shape == (M, D)
