@@ -260,7 +260,7 @@ def test_a_report_is_a_page_figures_and_tables(tmp_path: Path) -> None:
         "index.html",
         *(f"figures/{name}.{kind}" for name in pictures for kind in ("png", "pdf")),
         *(f"tables/{name}.{kind}" for name in EXHIBITS for kind in ("md", "tex")),
-        *(f"tables/league.{kind}" for kind in ("md", "tex", "csv")),
+        *(f"tables/{name}.{kind}" for name in ("league", "worst-case") for kind in ("md", "tex", "csv")),
     }
     assert all((tmp_path / "seen" / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in pictures)
     assert all((tmp_path / "seen" / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in pictures)

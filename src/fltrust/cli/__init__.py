@@ -283,6 +283,60 @@ def league(
 
 
 @app.command()
+@with_how
+def worst_case(
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. May be repeated."),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this data set. May be repeated (default: mnist-0.5, har, fashion-mnist, cifar-10, mnist-0.1)."),
+    ] = None,
+    share: Annotated[
+        list[int] | None,
+        typer.Option(help="Only this share of malicious clients, in per cent: 0, 10, 20, 40 or 60. May be repeated."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or markdown.")
+    ] = None,
+    *,
+    how: "How",
+) -> None:
+    """How bad can it get? Run every rule under an attack that is searched on it, at several shares of malicious clients.
+
+    The table shows the worst of the search and of every other attack whose result is in the folder. It is a lower bound of the worst case.
+    Runs that are done are not run again. Ctrl-C stops it, and the same command resumes it. A run that fails stops no other.
+
+    Examples:
+
+    [bold]fltrust worst-case --dry-run[/bold]
+
+    [bold]fltrust worst-case --plugin my_rule.py --rule my-rule --rule fltrust --dataset mnist-5k --share 20 --rounds 100[/bold]
+
+    [bold]fltrust worst-case --dataset mnist-0.5 --seeds 3 --device cuda --precision float16 --jobs 8[/bold]
+
+    [bold]fltrust worst-case --dataset har --format latex > table.tex[/bold]
+    """
+    from fltrust.cli.worst_case import worst_case as run_worst_case
+
+    run_worst_case(
+        only_datasets=dataset or [],
+        only_rules=rule or [],
+        only_shares=share or [],
+        seeds=seeds,
+        rounds=rounds,
+        format=format,
+        how=how,
+    )
+
+
+@app.command()
 @partial(with_experiment_options, several=GRID)
 @with_how
 def sweep(

@@ -47,13 +47,14 @@ def chosen(datasets: Collection[str] = (), rules: Collection[str] = (), attacks:
     datasets, rules, attacks = ([name.lower() for name in names] for names in (datasets, rules, attacks))
     for name in datasets:
         known("dataset", name, DATASETS)
-    rows = _rows(rules)
+    rows = rows_of(rules)
     columns = _columns(attacks)
     boards = [BOARDS.get(name) or Board(name) for name in dict.fromkeys(datasets)] or list(BOARDS.values())
     return [dataclasses.replace(board, rows=rows or board.rows, columns=columns or board.columns) for board in boards]
 
 
-def _rows(names: Collection[str]) -> tuple[Row, ...]:
+def rows_of(names: Collection[str]) -> tuple[Row, ...]:
+    """The rules of these names, such as "nnm+krum"; they need not be in the league."""
     listed = {row.name: row for row in ROWS}
     for name in names:
         for part in name.split("+"):

@@ -11,6 +11,7 @@ from fltrust.report.folder import write
 from fltrust.report.reading import Found, kind_of, read
 from fltrust.report.standings import Standings, whole_league
 from fltrust.report.survival import THRESHOLD, Board, boards
+from fltrust.report.worst_case import WorstCases, every_worst_case
 from fltrust.store.results import Results
 
 
@@ -37,7 +38,9 @@ def build(sources: Sequence[Path], out: Path, threshold: float = THRESHOLD) -> R
         _need_results(found, sources[0])
         judged = {exhibit: judge(exhibit, found.results) for exhibit in EXHIBITS.values()}
         tables = whole_league(found.results)
-        content = _files(page.reproduction_page(judged, found, tables), judged, found.results) | _league_files(tables)
+        worst = every_worst_case(found.results)
+        index = page.reproduction_page(judged, found, tables, worst)
+        content = _files(index, judged, found.results) | _league_files(tables, worst)
         return Report(write(content, out), judged, [], found)
     shown = boards(found.results, threshold)
     return Report(write(_own_files(page.runs_page(found, shown, threshold), shown, threshold), out), {}, shown, found)
@@ -96,8 +99,10 @@ def _encoded(texts: dict[str, str]) -> dict[str, bytes]:
     return {name: text.encode(errors="replace") for name, text in texts.items()}
 
 
-def _league_files(tables: Sequence[Standings]) -> dict[str, bytes]:
-    from fltrust.report import league_text
+def _league_files(tables: Sequence[Standings], worst: Sequence[WorstCases]) -> dict[str, bytes]:
+    from fltrust.report import league_text, worst_case_text
 
-    ending = {"latex": "tex", "markdown": "md"}
-    return {f"tables/league.{ending.get(name, name)}": text(tables).encode() for name, text in league_text.FORMATS.items()}
+    ending = {"csv": "csv", "latex": "tex", "markdown": "md"}
+    written = {f"league.{ending[name]}": text(tables) for name, text in league_text.FORMATS.items()}
+    written |= {f"worst-case.{ending[name]}": text(worst) for name, text in worst_case_text.FORMATS.items()}
+    return _encoded({f"tables/{name}": text for name, text in written.items()})

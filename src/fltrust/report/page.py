@@ -26,6 +26,8 @@ from fltrust.report.standings import Standings
 from fltrust.report.survival import Board
 from fltrust.report.sweep import facts, headline, leftovers_section, numbers_section, survival_section
 from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name_of, plural
+from fltrust.report.worst_case import WorstCases
+from fltrust.report.worst_case_page import worst_case_section
 from fltrust.store.results import Curves, Result, Results, first_seed
 from fltrust.version import __version__
 
@@ -33,9 +35,13 @@ EXACT = ATTACK_NAMES["optimal-adaptive"]
 PRINTED = ("methods", "variants", "root-bias")  # the paper's own tables, whose numbers can be compared one by one
 
 
-def reproduction_page(judged: dict[Exhibit, list[Judged]], found: Found, tables: Sequence[Standings] = ()) -> str:
-    """The paper's tables and figures beside its numbers, and the league if it is given."""
+def reproduction_page(
+    judged: dict[Exhibit, list[Judged]], found: Found, tables: Sequence[Standings] = (), worst: Sequence[WorstCases] = ()
+) -> str:
+    """The paper's tables and figures beside its numbers; first the worst case and then the league, if they are given."""
     embedded, results = Embedded(), found.results
+    worst = [table for table in worst if table.counts]
+    first = worst_case_section(embedded, worst) if worst else None
     sections: list[tuple[str, str, Element]] = []  # id, short name, content
     if tables:
         sections.append(("league", "League", league_section(embedded, tables)))
@@ -50,13 +56,15 @@ def reproduction_page(judged: dict[Exhibit, list[Judged]], found: Found, tables:
         sections.append(("arithmetic", "Arithmetic", arithmetic_section(embedded, pairs)))
     in_tables = {result.run.key for cells in judged.values() for one in cells for result in one.results}
     in_tables |= {result.run.key for table in tables for result in table.results}
+    in_tables |= {result.run.key for table in worst for result in table.results}
     in_pairs = {one.run.key for pair in pairs for one in pair}
     shown_above = in_tables | in_pairs | check_keys(results)
     if others := [one for one in results.all() if one.run.key not in shown_above]:
         sections.append(("others", "Other runs", run_list(embedded, "Other runs", "They stand in no table or figure.", others)))
     if (left := _leftovers(embedded, found, None)) is not None:
         sections.append(("leftovers", "Not in the tables", left))
-    header = tag("header", *_masthead(bool(tables)), _facts(judged, results), _legend(), _overview(judged, tables))
+    title, lede = _masthead(bool(tables))
+    header = tag("header", *title, first, lede, _facts(judged, results), _legend(), _overview(judged, tables, worst))
     return _html("FLTrust, reproduced", header, sections, embedded)
 
 
@@ -151,10 +159,10 @@ def _colours() -> str:
 # ---------------------------------------------------------------- the first screen
 
 
-def _masthead(league: bool) -> list[Element]:
-    return [
-        tag("p", "A reproduction", class_="kicker"),
-        tag("h1", "FLTrust, reproduced"),
+def _masthead(league: bool) -> tuple[list[Element], Element]:
+    """The title, and what the page is. The worst case stands between them."""
+    return (
+        [tag("p", "A reproduction", class_="kicker"), tag("h1", "FLTrust, reproduced")],
         tag(
             "p",
             "Every table and figure of ",
@@ -165,7 +173,7 @@ def _masthead(league: bool) -> list[Element]:
             " sets every rule against every attack." if league else None,
             class_="lede",
         ),
-    ]
+    )
 
 
 def _facts(judged: dict[Exhibit, list[Judged]], results: Results) -> Element:
@@ -260,9 +268,13 @@ def _legend() -> Element:
     )
 
 
-def _overview(judged: dict[Exhibit, list[Judged]], tables: Sequence[Standings]) -> Element:
+def _overview(judged: dict[Exhibit, list[Judged]], tables: Sequence[Standings], worst: Sequence[WorstCases]) -> Element:
     """How much of each table and figure ran and agrees, as a bar to click on."""
     rows = []
+    if worst:
+        possible, searched = sum(table.possible for table in worst), sum(table.searched for table in worst)
+        parts = {"no-number": searched, "not-run": possible - searched}
+        rows.append(_line("worst-case", "Worst case: every rule under its own worst attack", parts, [f"{searched} of {possible} ran"]))
     if tables:
         possible, ran = sum(table.possible for table in tables), sum(len(table.counts) for table in tables)
         parts = {"no-number": ran, "not-run": possible - ran}

@@ -4,13 +4,14 @@ import functools
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import PARTS, Experiment, from_declaration, from_dict
 from fltrust.flower.verdicts import plain
 from fltrust.league import Cell as LeagueCell
+from fltrust.league.worst_case import Cell as WorstCaseCell
 from fltrust.options import words
 from fltrust.paper import Cell, Exhibit
 from fltrust.registry import ATTACKS, DATASETS, RULES, Absent
@@ -106,20 +107,25 @@ def _toml(value: Any) -> str:
 
 def reproduce_command(exhibit: Exhibit, cell: Cell, results: tuple[Result, ...]) -> str:
     """`fltrust reproduce ...` with this cell's seeds and arithmetic; it may run the cell's neighbours too."""
-    names = [cell.run.dataset, RULES.name_of(cell.run.rule), ATTACKS.name_of(cell.run.attack)]
+    names = {"dataset": cell.run.dataset, "rule": RULES.name_of(cell.run.rule), "attack": ATTACKS.name_of(cell.run.attack)}
     return _runs_command(["fltrust", "reproduce", exhibit.name], names, results)
 
 
 def league_command(cell: LeagueCell, results: tuple[Result, ...]) -> str:
     """`fltrust league ...` of this cell alone."""
-    return _runs_command(["fltrust", "league"], [cell.dataset, cell.row.name, cell.column.name], results)
+    return _runs_command(["fltrust", "league"], {"dataset": cell.dataset, "rule": cell.row.name, "attack": cell.column.name}, results)
 
 
-def _runs_command(command: list[str], names: Sequence[str], results: tuple[Result, ...]) -> str:
+def worst_case_command(cell: WorstCaseCell, results: tuple[Result, ...]) -> str:
+    """`fltrust worst-case ...` of this cell alone; the search runs with each aim."""
+    return _runs_command(["fltrust", "worst-case"], {"dataset": cell.dataset, "rule": cell.row.name, "share": cell.share}, results)
+
+
+def _runs_command(command: list[str], options: Mapping[str, object], results: tuple[Result, ...]) -> str:
     seeds = max((result.run.seed for result in results), default=0) + 1
     precisions = {result.run.precision for result in results} - {"float32"}
-    for option, name in zip(("--dataset", "--rule", "--attack"), names, strict=True):
-        command += [option, name]
+    for option, value in options.items():
+        command += [f"--{option}", str(value)]
     command += ["--seeds", str(seeds)] if seeds > 1 else []
     command += ["--precision", precisions.pop()] if len(precisions) == 1 else []
     return shlex.join(command)

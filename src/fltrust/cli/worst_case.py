@@ -1,0 +1,87 @@
+"""`fltrust worst-case`: every rule under an attack that is searched on it, run where it has not been, and the table of what came out."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.errors import InputError
+from fltrust.league.worst_case import DATA, asked, plan
+from fltrust.registry import DATASETS, RULES, known
+from fltrust.report.words import seeds as seeds_of
+from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, worst_cases
+from fltrust.report.worst_case_text import FORMATS, UNSEARCHED, number
+from fltrust.store.results import Result
+
+
+def worst_case(
+    *,
+    only_datasets: Sequence[str],
+    only_rules: Sequence[str],
+    only_shares: Sequence[int],
+    seeds: int,
+    rounds: int | None,
+    format: str | None,
+    how: How,
+) -> None:
+    how.prepare(seeds)
+    if rounds is not None and rounds < 1:
+        raise InputError(f"--rounds must be at least 1, not {rounds}")
+    if format is not None:
+        known("format", format, FORMATS)
+    if format is not None and not how.out.is_dir():
+        raise InputError(f"there is no folder {how.out} with results")
+    questions = asked(only_datasets, only_rules, only_shares, rounds)
+    done = how.done()
+    if format is not None:
+        print(FORMATS[format](worst_cases(questions, done)), end="")
+        return
+    runs = plan(questions, seeds=seeds, precision=how.arithmetic)
+    parts = {
+        (question.dataset, f"{len(question.rows)} rules x {len(question.shares)} shares"): [
+            run for run in runs if run.dataset == question.dataset
+        ]
+        for question in questions
+    }
+    screen = Console()
+    how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
+    whole = work_through(screen, runs, how, done, parts=parts, line=_line)
+    if how.dry_run:
+        return
+    for table in worst_cases(questions, done):
+        _show(screen, table)
+    if not whole:
+        raise typer.Exit(1)
+
+
+def _line(result: Result) -> str:
+    run = result.run
+    share = "no attack" if run.attack.idle else f"{run.malicious} of {run.num_clients} malicious, {attack_label(run.attack)}"
+    said = f"{DATASETS.entry(run.dataset).label}, {RULES.name_of(run.rule)}, {share}, seed {run.seed}"
+    return f"worst-case: {said}: {numbers(result.error, result.final_success)}{seconds(result)}"
+
+
+def _show(screen: Console, table: WorstCases) -> None:
+    shown = Table(title=f"{table.label}: worst-case error", title_justify="left", box=None, header_style="bold")
+    shown.add_column("rule")
+    for share in table.shares:
+        shown.add_column(f"{share} %" if share else "no attack", justify="right")
+    for row in table.rows:
+        shown.add_row(Text(row.row.label), *(_words(place) for place in row.places))
+    screen.print()
+    screen.print(shown, highlight=False)
+    refusals = {place.cell.row.label: place.cell.impossible for place in table.places if place.cell.impossible}
+    said = [MEANING, *([f"{seeds_of(table.counts)}."] if table.counts else [])]
+    said += [UNSEARCHED] if any(place.worst and not place.searched for place in table.places) else []
+    said += [f"Cannot run: {rule}: {why}." for rule, why in refusals.items()]
+    for sentence in said:
+        screen.print(sentence, style="dim", highlight=False, markup=False)
+
+
+def _words(place: Place) -> Text:
+    """The number, and below it the attack."""
+    return Text(number(place) + (f"\n{place.worst.label}" if place.worst and place.cell.share else ""))

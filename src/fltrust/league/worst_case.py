@@ -1,0 +1,118 @@
+"""The worst-case table as data: every rule of the league at several shares of malicious clients, under an attack searched on it.
+
+A cell's own runs are the attack `searched` with each of the aims. What else is stored of the cell, such as the league's attacks, counts too
+(`report/worst_case.py`), but is not run for this table.
+"""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment, Precision
+from fltrust.league.plan import rows_of
+from fltrust.league.table import ROWS, Row
+from fltrust.paper.exhibit import POINTS, declared
+from fltrust.registry import DATASETS, known
+from fltrust.rules.rule import try_rule
+
+SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: nobody attacks
+DECIDES = 20  # the share by which rules are sorted
+AIMS = ("mean", "sign")  # of the search
+DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
+
+# In which order cells are run, so that a part of them is worth having.
+_FIRST_DATA = DATA[:2]
+_FIRST_SHARES = (20, 0, 40, 10, 60)
+_FIRST_RULES = (
+    "fltrust",
+    "fedavg",
+    "median",
+    "trim-mean",
+    "multi-krum",
+    "nnm+geometric-median",
+    "centred-clipping",
+    "dnc",
+    "caf",
+    "flame",
+    "sign-guard",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A rule at a share of malicious clients: the runs that search its worst case, or the reason why there are none."""
+
+    dataset: str
+    row: Row
+    share: int
+    runs: tuple[Experiment, ...]  # of seed 0, one for each aim; without malicious clients the one run
+    impossible: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What a table asks: which rules on a data set, at which shares. `rounds`: not the data set's usual number."""
+
+    dataset: str
+    rows: tuple[Row, ...] = ROWS
+    shares: tuple[int, ...] = SHARES
+    rounds: int | None = None
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [self._cell(row, share) for row in self.rows for share in self.shares]
+
+    def _cell(self, row: Row, share: int) -> Cell:
+        changes: dict[str, Any] = {} if self.rounds is None else {"rounds": self.rounds, "evaluate_every": max(1, self.rounds // POINTS)}
+        if share == 0:  # the league's run without attack: the rule expects malicious clients, and there are none
+            return Cell(self.dataset, row, share, (declared(self.dataset, row.rule, "none", **changes),))
+        malicious = round(DATASETS[self.dataset].settings["num_clients"] * share / 100)
+        attacks = [{"name": "searched", "aim": aim} for aim in AIMS]
+        runs = tuple(declared(self.dataset, row.rule, attack, malicious=malicious, **changes) for attack in attacks)
+        refusal = _refusal(runs[0].rule, runs[0].clients_per_round, runs[0].num_clients)
+        return Cell(self.dataset, row, share, () if refusal else runs, refusal)
+
+
+@cache  # data sets with equally many clients ask the same
+def _refusal(rule: Any, n: int, num_clients: int) -> str:
+    try:
+        return try_rule(rule, n, num_clients)
+    except Exception:  # a plug-in that is broken fails in its own run, which stops no other
+        return ""
+
+
+def asked(
+    datasets: Collection[str] = (), rules: Collection[str] = (), shares: Collection[int] = (), rounds: int | None = None
+) -> list[Question]:
+    """The whole table, or what is asked for by name: any data set and any rule ("nnm+krum"), such as one's own."""
+    names = list(dict.fromkeys(name.lower() for name in datasets)) or DATA
+    for name in names:
+        known("dataset", name, DATASETS)
+    for share in shares:
+        if share not in SHARES:
+            raise InputError(f"--share must be one of {', '.join(map(str, SHARES))} per cent, not {share}")
+    rows = rows_of([rule.lower() for rule in rules]) or ROWS
+    return [Question(name, rows, tuple(share for share in SHARES if not shares or share in shares), rounds) for name in names]
+
+
+def plan(questions: Sequence[Question], *, seeds: int, precision: Precision = "float32") -> list[Experiment]:
+    """The runs: the first seed before the second, MNIST-0.5 and HAR before other data, well-known rules before others, 20 % before others.
+
+    So what was run so far compares rules. Runs that differ in their rule alone stand together, since they share their data.
+    """
+    data, rows = [question.dataset for question in questions], questions[0].rows
+    listed = [row.name for row in rows]
+
+    def place(cell: Cell, aim: int) -> tuple[Any, ...]:
+        name = cell.row.name
+        first = name in _FIRST_RULES or name not in {row.name for row in ROWS}  # one's own rule is what one asks about
+        rule = _FIRST_RULES.index(name) if name in _FIRST_RULES else listed.index(name)
+        return cell.dataset not in _FIRST_DATA, not first, _FIRST_SHARES.index(cell.share), data.index(cell.dataset), aim, rule
+
+    found = [(place(cell, aim), run) for question in questions for cell in question.cells for aim, run in enumerate(cell.runs)]
+    if not found:
+        raise InputError("none of these rules can run at that share of malicious clients")
+    runs = {run.key: run for _, run in sorted(found, key=lambda one: one[0])}
+    return [dataclasses.replace(run, seed=seed, precision=precision) for seed in range(seeds) for run in runs.values()]

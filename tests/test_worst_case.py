@@ -1,0 +1,342 @@
+"""The worst-case table: which runs it consists of and in which order, the worst of them, its formats, and the command as a user runs it."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_up import made_up
+
+from fltrust.cli import main
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.league import COLUMNS, ROWS, Row
+from fltrust.league.worst_case import _FIRST_RULES, AIMS, DATA, SHARES, Cell, Question, asked, plan
+from fltrust.paper import EXHIBITS
+from fltrust.paper.exhibit import declared
+from fltrust.registry import ATTACKS, RULES
+from fltrust.report import build
+from fltrust.report.agreement import judge
+from fltrust.report.page import reproduction_page
+from fltrust.report.reading import Found
+from fltrust.report.repeat import worst_case_command
+from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, worst_cases
+from fltrust.report.worst_case_text import FORMATS
+from fltrust.rules import Krum
+from fltrust.store import results
+from fltrust.store.results import Result, Results
+
+# ---------------------------------------------------------------- what it consists of
+
+
+def cell_of(question: Question, rule: str, share: int) -> Cell:
+    return next(cell for cell in question.cells if (cell.row.name, cell.share) == (rule, share))
+
+
+def test_every_rule_of_the_league_is_there_at_every_share_on_five_data_sets() -> None:
+    questions = asked()
+    assert [question.dataset for question in questions] == list(DATA)
+    assert len(DATA) == 5
+    for question in questions:
+        assert [(cell.row, cell.share) for cell in question.cells] == list(itertools.product(ROWS, SHARES))
+        for cell in question.cells:
+            assert bool(cell.runs) != bool(cell.impossible)
+            for run in cell.runs:
+                assert cell.share == 0 or 100 * run.malicious == cell.share * run.num_clients
+    assert set(_FIRST_RULES) <= {row.name for row in ROWS}
+
+
+def test_a_cell_searches_with_both_aims_and_the_rule_expects_what_there_is() -> None:
+    (question,) = asked(["mnist-0.5"], ["krum"], [40])
+    (cell,) = question.cells
+    assert [(ATTACKS.name_of(run.attack), run.attack.aim) for run in cell.runs] == [("searched", aim) for aim in AIMS]
+    assert {run.rule for run in cell.runs} == {Krum(tolerate=40)}
+    assert {(run.rounds, run.malicious) for run in cell.runs} == {(2000, 40)}
+    (short,) = asked(["mnist-0.5"], ["krum"], [40], rounds=50)
+    assert {run.rounds for run in short.cells[0].runs} == {50}
+
+
+def test_without_malicious_clients_the_leagues_run_counts() -> None:
+    (cell,) = asked(["cifar-10"], ["median"], [0])[0].cells
+    assert cell.runs == (declared("cifar-10", "median", "none"),)
+
+
+def test_a_rule_that_cannot_run_at_a_share_says_why() -> None:
+    (question,) = asked(["har"], ["trim-mean", "median"])
+    assert cell_of(question, "trim-mean", 40).runs
+    refused = cell_of(question, "trim-mean", 60)
+    assert refused.runs == ()
+    assert "cannot trim 18 from each side of 30" in refused.impossible
+    assert cell_of(question, "median", 60).runs
+    with pytest.raises(InputError, match="none of these rules can run"):
+        plan(asked(["har"], ["trim-mean"], [60]), seeds=1)
+
+
+def shares_of(runs: list[Experiment]) -> list[int]:
+    percent = [0 if run.attack.idle else round(100 * run.malicious / run.num_clients) for run in runs]
+    return [share for share, _ in itertools.groupby(percent)]
+
+
+def test_a_part_of_the_plan_is_worth_having() -> None:
+    runs = plan(asked(), seeds=2, precision="float16")
+    assert len({run.key for run in runs}) == len(runs)
+    assert {run.precision for run in runs} == {"float16"}
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    runs = [run for run in runs if run.seed == 0]
+    early = [run for run in runs if run.dataset in ("mnist-0.5", "har")]
+    assert early == runs[: len(early)]
+    named = [RULES.name_of(run.rule) in _FIRST_RULES for run in early]
+    assert named == sorted(named, reverse=True)
+    for which in (True, False):  # 20 % of all of these before 40 % of any
+        assert shares_of([run for run, one in zip(early, named, strict=True) if one is which]) == [20, 0, 40, 10, 60]
+    start = early[: len(_FIRST_RULES)]
+    assert [RULES.name_of(run.rule) for run in start] == list(_FIRST_RULES)
+    assert len({dataclasses.replace(run, rule=start[0].rule) for run in start}) == 1  # they share their data
+
+
+def test_a_rule_that_is_not_listed_comes_among_the_first() -> None:
+    names = [RULES.name_of(run.rule) for run in plan(asked(["har"], ["krum", "fltrust", "nnm+dnc"], [20]), seeds=1)]
+    assert names == ["fltrust", "nnm+dnc", "fltrust", "nnm+dnc", "krum", "krum"]
+
+
+# ---------------------------------------------------------------- the worst of what was run
+
+SMALL = Question("har", tuple(Row(name) for name in ("fedavg", "krum", "median", "trim-mean")))
+
+
+def mean_and_sign(rule: str, share: int) -> tuple[Experiment, Experiment]:
+    mean, sign = cell_of(SMALL, rule, share).runs
+    return mean, sign
+
+
+def clean(rule: str, error: float) -> Result:
+    return made_up(cell_of(SMALL, rule, 0).runs[0], error=error)
+
+
+def attacked(rule: str, name: str, error: float, malicious: int = 6, seed: int = 0) -> Result:
+    column = next(column for column in COLUMNS if column.name == name)
+    return made_up(declared("har", rule, column.attack, malicious=malicious), error=error, seed=seed)
+
+
+def filled() -> Results:
+    mean, sign = mean_and_sign("fedavg", 20)
+    krum_mean, krum_sign = mean_and_sign("krum", 20)
+    median_mean, _ = mean_and_sign("median", 20)
+    return Results(
+        [
+            clean("fedavg", 0.03),
+            clean("krum", 0.11),
+            clean("median", 0.05),
+            *(made_up(mean, error=error, seed=seed) for seed, error in enumerate((0.5, 0.7))),
+            made_up(sign, error=0.62),
+            attacked("fedavg", "trim", 0.55),
+            attacked("fedavg", "trim", 0.99, malicious=3),  # another share
+            made_up(krum_mean, error=0.2),
+            made_up(krum_sign, error=0.25),
+            attacked("krum", "ipm:100", 0.4),
+            attacked("krum", "none", 0.9, malicious=12),  # nobody attacks
+            made_up(dataclasses.replace(krum_sign, rule=Krum(tolerate=2)), error=0.95),  # expects another number
+            made_up(dataclasses.replace(krum_sign, rounds=7), error=0.95),
+            made_up(median_mean, error=0.06),  # the other aim is missing
+            attacked("median", "trim", 0.055),
+        ]
+    )
+
+
+def place(table: WorstCases, rule: str, share: int) -> Place:
+    return next(one for one in table.places if (one.cell.row.name, one.cell.share) == (rule, share))
+
+
+def test_the_worst_attack_counts_and_is_named() -> None:
+    (table,) = worst_cases([SMALL], filled())
+    fedavg, krum, median = (place(table, rule, 20) for rule in ("fedavg", "krum", "median"))
+    assert fedavg.worst
+    assert (fedavg.worst.label, fedavg.worst.results[0].run.attack.aim) == ("Searched: sign", "sign")  # 0.62: means of seeds count
+    assert [one.label for one in fedavg.attacked] == ["Searched: sign", "Searched: mean", "Trim"]
+    assert fedavg.attacked[1].error.ours == (0.5, 0.7)
+    assert krum.worst
+    assert (krum.worst.label, krum.worst.error.mean) == ("IPM: 100", 0.4)
+    assert (fedavg.searched, krum.searched, median.searched) == (True, True, False)
+    assert [one.row.name for one in table.rows] == ["krum", "fedavg", "median", "trim-mean"]  # what was searched first, then by its error
+    low = place(table, "fedavg", 10).worst
+    assert low
+    assert low.label == "Trim"
+    assert place(table, "fedavg", 40).missing == "not run"
+    assert place(table, "trim-mean", 60).missing == "cannot run"
+
+
+def test_of_equal_numbers_the_search_is_named() -> None:
+    mean, _ = mean_and_sign("fedavg", 20)
+    (table,) = worst_cases([SMALL], Results([attacked("fedavg", "trim", 0.5), made_up(mean, error=0.5)]))
+    worst = place(table, "fedavg", 20).worst
+    assert worst
+    assert worst.label == "Searched: mean"
+
+
+def test_harm_is_measured_from_the_rules_own_error_without_attack() -> None:
+    (table,) = worst_cases([SMALL], filled())
+    krum = next(row for row in table.rows if row.row.name == "krum")
+    no_attack, _, twenty, forty, _ = krum.places
+    assert krum.harm(twenty, table.best_clean) == pytest.approx(0.29)
+    assert krum.harm(no_attack, table.best_clean) == pytest.approx(0.08)  # above the best rule
+    assert krum.harm(forty, table.best_clean) is None
+    trim_mean = next(row for row in table.rows if row.row.name == "trim-mean")
+    assert trim_mean.harm(trim_mean.places[2], table.best_clean) is None
+
+
+def test_an_attack_is_called_by_what_is_unusual_about_it() -> None:
+    def label(attack: object) -> str:
+        return attack_label(Experiment.on("har", "fedavg", attack).attack)
+
+    assert label("searched") == "Searched: mean"
+    assert label({"name": "searched", "aim": "sign", "knowledge": "partial"}) == "Searched: sign, partial"
+    assert label("trim") == "Trim"
+    assert label("scaling") == "Scaling"  # the trigger is the data set's
+
+
+def test_the_stored_runs_of_other_tables_count() -> None:
+    exact = next(
+        cell.run
+        for cell in EXHIBITS["adaptive"].cells
+        if cell.run.dataset == "mnist-0.5" and ATTACKS.name_of(cell.run.attack) == "optimal-adaptive" and cell.run.malicious == 40
+    )
+    tables = every_worst_case(Results([made_up(exact, error=0.3)]))
+    worst = place(tables[0], "fltrust", 40).worst
+    assert worst
+    assert worst.error.mean == 0.3
+    assert [len(table.counts) for table in tables] == [1, 0, 0, 0, 0]
+
+
+# ---------------------------------------------------------------- as text, and on the page
+
+
+def test_formats() -> None:
+    tables = worst_cases([SMALL], filled())
+    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"](tables))))
+    assert len(lines) == 4 * len(SHARES)
+    (line,) = (line for line in lines if (line["rule"], line["malicious_percent"]) == ("fedavg", "20"))
+    assert (line["worst_error"], line["spread"], line["seeds"], line["attack"]) == ("0.62000", "", "1", "Searched: sign")
+    assert (line["searched"], line["attacks_run"], line["note"]) == ("1", "3", "")
+    (absent,) = (line for line in lines if (line["rule"], line["malicious_percent"]) == ("trim-mean", "60"))
+    assert absent["worst_error"] == ""
+    assert "cannot trim" in absent["note"]
+    text = FORMATS["md"](tables)
+    assert "| rule | 0 % malicious | 10 % malicious | 20 % malicious |" in text
+    assert "| Krum | 0.110 (1 run) | not run | 0.400 (IPM: 100 · 1 run) | not run | not run |" in text
+    assert "| ≥ 0.060 (Searched: mean · 1 run) |" in text
+    assert "lower bound" in text
+    assert r"0 \% malicious" in FORMATS["latex"](tables)
+    assert r"$\geq$ 0.060" in FORMATS["latex"](tables)
+
+
+def test_a_cell_is_repeated_by_its_command() -> None:
+    cell = cell_of(SMALL, "krum", 20)
+    two = tuple(made_up(dataclasses.replace(cell.runs[0], precision="float16"), seed=seed) for seed in (0, 1))
+    assert worst_case_command(cell, two) == "fltrust worst-case --dataset har --rule krum --share 20 --seeds 2 --precision float16"
+
+
+def test_the_report_shows_the_table_first(tmp_path: Path) -> None:
+    for one in filled().all():
+        results.write(one, tmp_path / "results")
+    build([tmp_path / "results"], tmp_path / "report")
+    page = (tmp_path / "report" / "index.html").read_text()
+    header = page[: page.index("</header>")]
+    assert header.index('id="worst-case"') < header.index('class="facts"')
+    assert "lower bound" in header
+    assert "Searched: sign" in header
+    assert "≥ 0.060" in header
+    assert {path.name for path in (tmp_path / "report" / "tables").glob("worst-case.*")} == {
+        f"worst-case.{end}" for end in ("csv", "md", "tex")
+    }
+    others = page[page.index("<main>") :]
+    assert "fedavg, attack searched" not in others  # it stands in a table
+
+
+def test_without_results_the_page_has_no_such_table() -> None:
+    found = Results([made_up(EXHIBITS["choices"].cells[0].run)])
+    judged = {exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}
+    empty = [WorstCases(SMALL, ())]
+    assert 'id="worst-case"' not in reproduction_page(judged, Found(found), worst=empty)
+
+
+# ---------------------------------------------------------------- as a user runs it
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fltrust", "worst-case", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+def test_what_is_missing_is_run_and_the_table_is_printed(program, har: Path) -> None:  # type: ignore[no-untyped-def]
+    rules = ["--rule", "median", "--rule", "trim-mean"]
+    short = ["--dataset", "har", "--share", "0", "--share", "60", *rules, "--rounds", "2", "--device", "cpu", "--data-dir", str(har)]
+    code, out, err = program(*short)
+    assert (code, err) == (0, "")
+    assert "4 runs, 0 done, 4 to do" in out
+    assert re.search(r"worst-case: HAR, median, 18 of 30 malicious, Searched: sign, seed 0: [01]\.\d{3}  \d+\.\d s", out)
+    assert re.search(r"rule +no attack +60 %", out)
+    assert re.search(r"Trim-mean +[01]\.\d{3} +cannot run", out)
+    assert "Cannot run: Trim-mean: a trimmed mean cannot trim 18 from each side of 30" in out
+    code, out, _ = program(*short, "--share", "20", "--dry-run")
+    assert code == 0
+    assert "8 runs, 4 done, 4 to do" in out
+    code, out, _ = program(*short, "--format", "csv")
+    assert code == 0
+    assert [line["searched"] for line in csv.DictReader(io.StringIO(out))] == ["1", "1", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rule", "kum"], "unknown rule 'kum': did you mean 'krum'?"),
+        (["--dataset", "mnist"], "did you mean"),
+        (["--share", "30"], "--share must be one of 0, 10, 20, 40, 60 per cent, not 30"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--format", "pdf"], "unknown format 'pdf'"),
+        (["--format", "md", "--out", "nowhere"], "there is no folder nowhere"),
+        (["--plugin", "absent.py"], "there is no plug-in"),
+    ],
+)
+def test_mistakes_are_one_line(program, arguments: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = program(*arguments)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert said in err
+
+
+BARE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("pooch", "flwr", "plotly", "mlxtend"):
+            raise ImportError(f"{name} is not here")
+
+sys.meta_path.insert(0, Refuse())
+sys.argv = ["fltrust", "worst-case", *sys.argv[1:]]
+from fltrust.cli import main
+main()
+"""
+
+
+def test_it_runs_without_the_optional_packages(tmp_path: Path, har: Path) -> None:
+    command = ["--dataset", "har", "--rule", "fltrust", "--share", "20", "--rounds", "1", "--device", "cpu", "--data-dir", str(har)]
+    ran = subprocess.run([sys.executable, "-c", BARE, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(list(tmp_path.glob("results/har/*.json"))) == 2
