@@ -185,7 +185,7 @@ def ours(words: list[str], folder: Path) -> None:
         run([*words, *SHORT])
     elif command == "fltrust run":
         experiment(options, folder)
-    elif command == "fltrust reproduce" or (command == "fltrust league" and not options["format"]):
+    elif command == "fltrust reproduce" or (command in ("fltrust league", "fltrust worst-case") and not options["format"]):
         run([*without(words, "--device", "--precision"), "--dry-run"])  # there may be no GPU here
     elif command in ("fltrust list", "fltrust new-federation"):
         run(words)

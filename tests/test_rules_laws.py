@@ -13,6 +13,7 @@ from fltrust.rules import (
     FLTrustNoReLU,
     FLTrustParNorm,
     FLTrustServer,
+    FLTrustTwoLevel,
     FLTrustWithServer,
     Krum,
     Median,
@@ -39,6 +40,7 @@ EVERY_RULE: list[Rule] = [
     FLTrustNoReLU(),
     FLTrustNoNorm(),
     FLTrustParNorm(),
+    FLTrustTwoLevel(),
 ]
 COORDINATE_WISE = (TrimmedMean, Median)
 EVERY_TRUSTING_RULE = [rule for rule in EVERY_RULE if rule.needs_root]
@@ -100,7 +102,7 @@ def test_equal_rows_give_that_row(rule: Rule, dtype: torch.dtype, path: str) -> 
     elif isinstance(rule, FLTrustWithServer):
         trust = 7 * trust_scores(row[None], root_update)[0]
         expected = (trust * at_root_norm + root_update) / (trust + 1)
-    elif isinstance(rule, TrustRule) and not isinstance(rule, FLTrustNoNorm):
+    elif isinstance(rule, TrustRule | FLTrustTwoLevel) and not isinstance(rule, FLTrustNoNorm):
         expected = at_root_norm
     close(rule(row.expand(7, -1), root_update, sizes).update, expected)
     close(rule(row.repeat(7, 1), root_update, sizes).update, expected)

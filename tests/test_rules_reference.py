@@ -1,13 +1,16 @@
 """Each rule against loops in float64 written from the papers, and against an example worked by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from fltrust.errors import InputError
 from fltrust.rules import (
     FedAvg,
     FLTrust,
@@ -15,6 +18,7 @@ from fltrust.rules import (
     FLTrustNoReLU,
     FLTrustParNorm,
     FLTrustServer,
+    FLTrustTwoLevel,
     FLTrustWithServer,
     Krum,
     Median,
@@ -144,6 +148,42 @@ def test_fltrust_and_its_variants(case: tuple[Array, Array]) -> None:
         check(FLTrustParNorm(), updates, fltrust(exact, root, normalise="longer"), root_update)
     if abs(trusts.sum()) > 0.5:
         check(FLTrustNoReLU(), updates, fltrust(exact, root, relu=False), root_update)
+
+
+def two_levels(updates: Array, root: Array, top: float) -> tuple[Array, list[int]]:
+    """The deputies' directions and the server's are summed up; FLTrust does the rest."""
+    unit = root / np.linalg.norm(root)
+    trust = [max(0.0, float(row @ unit / np.linalg.norm(row))) for row in updates]
+    least = sorted(trust, reverse=True)[math.ceil(top * len(updates)) - 1]
+    deputies = [i for i, score in enumerate(trust) if score >= least and score > 0]
+    second = unit + sum(updates[i] / np.linalg.norm(updates[i]) for i in deputies)
+    return second / np.linalg.norm(second) * np.linalg.norm(root), deputies
+
+
+@settings(deadline=None)  # the first call may compile
+@given(both_dtypes.flatmap(fltrust_case), st.sampled_from([0.1, 0.25, 0.5, 1.0]))
+def test_two_levels_of_trust(case: tuple[Array, Array], top: float) -> None:
+    updates, root_update = case
+    exact, root = updates.astype(np.float64), root_update.astype(np.float64)
+    scores = sorted((float(row @ root / np.linalg.norm(row) / np.linalg.norm(root)) for row in exact), reverse=True)
+    many = math.ceil(top * len(scores))
+    assume(scores[0] > 1e-3)
+    assume(all(abs(score) > 1e-6 for score in scores))  # who is a deputy is not a question of rounding
+    assume(many == len(scores) or scores[many - 1] - scores[many] > 1e-6)
+    second, deputies = two_levels(exact, root, top)
+    assert deputies
+    check(FLTrustTwoLevel(top), updates, fltrust(exact, second), root_update)
+
+
+def test_two_levels_by_hand() -> None:
+    """The first row is the deputy: with the server's (1, 0) its (0.6, 0.8) makes the direction (2, 1) / sqrt 5, and trust 2, 1 and 0."""
+    rows = np.array([[0.6, 0.8], [0.0, 4.0], [-5.0, 0.0]])
+    check(FLTrustTwoLevel(), rows, np.array([2 * 1.2 / 3, (2 * 1.6 + 2) / 3]), np.array([2.0, 0.0]))
+    nobody = FLTrustTwoLevel()(-torch.eye(2), root_update=torch.ones(2))
+    assert torch.equal(nobody.update, torch.zeros(2))
+    assert torch.equal(nobody.shares, torch.zeros(2))
+    with pytest.raises(InputError, match="top must be above 0"):
+        FLTrustTwoLevel(top=0)
 
 
 # Three clients in the plane and a root update (0, 2): cosines 1, 0.6 and -0.8; norms 4, 5 and 10.

@@ -170,6 +170,7 @@ RULES_LEFT_OUT = {
     "fltrust-norelu": _ABLATION,
     "fltrust-nonorm": _ABLATION,
     "fltrust-parnorm": _ABLATION,
+    "fltrust-two-level": "a first try of a hierarchical root of trust: docs/root-set.md measures it",
     "nnm": _WRAPPER,
     "bucketing": _WRAPPER,
     "arc": _WRAPPER,

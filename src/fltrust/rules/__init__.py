@@ -15,6 +15,7 @@ from fltrust.rules.bulyan import Bulyan
 from fltrust.rules.votes import RLR
 from fltrust.rules.accumulate import TrustAccumulator
 from fltrust.rules.trust import FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustParNorm, FLTrustServer, FLTrustWithServer
+from fltrust.rules.hierarchical import FLTrustTwoLevel
 from fltrust.rules.anchor import Anchor
 from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.history import FoolsGold
@@ -45,6 +46,7 @@ __all__ = [
     "FLTrustNoReLU",
     "FLTrustParNorm",
     "FLTrustServer",
+    "FLTrustTwoLevel",
     "FLTrustWithServer",
     "FedAvg",
     "FoolsGold",
