@@ -225,7 +225,7 @@ def test_formats() -> None:
     (absent,) = (line for line in lines if (line["rule"], line["malicious_percent"]) == ("trim-mean", "60"))
     assert absent["worst_error"] == ""
     assert "cannot trim" in absent["note"]
-    text = FORMATS["md"](tables)
+    text = FORMATS["markdown"](tables)
     assert "| rule | 0 % malicious | 10 % malicious | 20 % malicious |" in text
     assert "| Krum | 0.110 (1 run) | not run | 0.400 (IPM: 100 · 1 run) | not run | not run |" in text
     assert "| ≥ 0.060 (Searched: mean · 1 run) |" in text

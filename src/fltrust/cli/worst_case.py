@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.cli.many import How, numbers, seconds, text_format, work_through
 from fltrust.errors import InputError
 from fltrust.league.worst_case import DATA, asked, plan
-from fltrust.registry import DATASETS, RULES, known
+from fltrust.registry import DATASETS, RULES
 from fltrust.report.words import seeds as seeds_of
 from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, worst_cases
 from fltrust.report.worst_case_text import FORMATS, UNSEARCHED, number
@@ -31,14 +31,13 @@ def worst_case(
     how.prepare(seeds)
     if rounds is not None and rounds < 1:
         raise InputError(f"--rounds must be at least 1, not {rounds}")
-    if format is not None:
-        known("format", format, FORMATS)
-    if format is not None and not how.out.is_dir():
+    write = None if format is None else text_format(format, FORMATS)
+    if write and not how.out.is_dir():
         raise InputError(f"there is no folder {how.out} with results")
     questions = asked(only_datasets, only_rules, only_shares, rounds)
     done = how.done()
-    if format is not None:
-        print(FORMATS[format](worst_cases(questions, done)), end="")
+    if write:
+        print(write(worst_cases(questions, done)), end="")
         return
     runs = plan(questions, seeds=seeds, precision=how.arithmetic)
     parts = {

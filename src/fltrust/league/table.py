@@ -89,6 +89,7 @@ ROWS: tuple[Row, ...] = (
     Row("zeno"),
     Row("zeno-plus-plus"),
     Row("fltrust"),
+    Row("anchor"),
 )
 
 _NONE, _DATA, _BLIND, _SEEING, _TAILORED, _TARGETED = (

@@ -26,6 +26,7 @@ DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 _FIRST_DATA = DATA[:2]
 _FIRST_SHARES = (20, 0, 40, 10, 60)
 _FIRST_RULES = (
+    "anchor",
     "fltrust",
     "fedavg",
     "median",

@@ -24,7 +24,7 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
         return scene, _unchanged, _unchanged
     means, _ = rule.means(scene.received(scene.updates, 0, None), scene.memory)
     own, beta = ids[: scene.m], rule.momentum
-    before = scene.memory.sums[own]  # (m, d)
+    before: Tensor = scene.memory.sums[own]  # (m, d)
     whole = 1 - beta ** (scene.memory.rounds[own] + 1).to(before.dtype)[:, None]  # (m, 1)
 
     def seen(rows: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
         return torch.where(counts, torch.lerp(rows, before, beta) / whole, 0)
 
     def sent(rows: Tensor) -> Tensor:
-        return (rows * whole - beta * before) / (1 - beta)
+        return torch.sub(rows * whole, before, alpha=beta) / (1 - beta)
 
     return replace(scene, rule=replace(rule, momentum=0.0), memory=(), updates=means), seen, sent
 
