@@ -14,6 +14,7 @@ from test_flower_strategy import (
     clock,  # noqa: F401
     honest,
     reply_with,
+    root,
     round_of,
     run,
     same,
@@ -24,11 +25,11 @@ from test_flower_strategy import (
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy
 from fltrust.flower.memory import Remembered, write
-from fltrust.rules import CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
+from fltrust.rules import Anchor, CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
 from fltrust.training.optimisers import SGD, Adam, Momentum, ServerOptimiser
 
 pytestmark = pytest.mark.usefixtures("quiet_flower", "clock")
-RULES: list[Rule] = [CentredClipping(), FoolsGold()]
+RULES: list[Rule] = [Anchor(), CentredClipping(), FoolsGold()]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
 
 
@@ -42,7 +43,8 @@ def test_several_rounds_are_those_of_the_rule_with_its_memory(rule: Rule) -> Non
     memory = rule.init(6, flat(arrays))
     for t in range(1, 5):
         updates = torch.stack([flat(step(node, t, arrays)) - flat(arrays) for node in range(1, 7)])
-        (update, _), memory = take_step(rule, Received(updates, client_ids=torch.arange(6)), memory)
+        root_update = flat(root(arrays)) if rule.needs_root else None
+        (update, _), memory = take_step(rule, Received(updates, root_update, client_ids=torch.arange(6)), memory)
         moved = flat(arrays) + update
         arrays = {"weight": moved[:12].reshape(3, 4).numpy(), "bias": moved[12:].numpy()}
     ours, _ = run(rule=rule, rounds=4)

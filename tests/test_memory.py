@@ -15,7 +15,7 @@ from fltrust.attacks import Attack, Knowledge, Mimic
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.round import in_chunks
-from fltrust.rules import Aggregate, CentredClipping, FedAvg, FLTrust, FoolsGold, Received, Rule, take_step
+from fltrust.rules import Aggregate, Anchor, CentredClipping, FedAvg, FLTrust, FoolsGold, Received, Rule, take_step
 from fltrust.simulation import simulate
 from fltrust.state import State, copied, leaves, move_into, restored
 from fltrust.testing import CLIENTS, D, known, received
@@ -287,6 +287,8 @@ def test_the_server_moves_along_its_optimisers_direction() -> None:
 
 REMEMBERING: dict[str, dict[str, Any]] = {
     "centred clipping": {"rule": CentredClipping()},
+    "anchor": {"rule": Anchor()},
+    "anchor, some of the clients": {"rule": Anchor(momentum=0.5), "clients_per_round": 4},
     "foolsgold": {"rule": FoolsGold()},
     "foolsgold, some of the clients": {"rule": FoolsGold(), "clients_per_round": 4},
     "mimic": {"rule": FedAvg(), "attack": Mimic(2), "malicious": 2, "seed": 7},
