@@ -7,13 +7,14 @@ import pytest
 import torch
 from conftest import small_task
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from fltrust.attacks import Attack, Knowledge, Searched
 from fltrust.attacks.attack import Level, Server, take_step
 from fltrust.attacks.searched.basis import Basis, basis_of, candidates_in, row_lengths
 from fltrust.attacks.searched.damage import ByRows, Closed, damage_of
 from fltrust.attacks.searched.finals import _closed
-from fltrust.attacks.searched.refine import _slope, refined
+from fltrust.attacks.searched.refine import _inverse, _slope, refined
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
@@ -234,6 +235,12 @@ def test_the_slope_is_that_of_finite_differences(rule: Rule) -> None:
     torch.testing.assert_close((_slope(damage, here) * way).sum(), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_the_metric_is_the_inverse_of_the_products() -> None:
+    _, _, basis = searched_on(seen(FLTrust()))
+    ridge = 1e-4 * basis.products.diagonal().mean() * torch.eye(len(basis.products), dtype=torch.float64)
+    torch.testing.assert_close(_inverse(basis.products), torch.linalg.inv(basis.products + ridge), rtol=1e-6, atol=1e-6)
+
+
 def test_rules_that_are_run_have_a_slope_too() -> None:
     scene, aim, basis = searched_on(seen(TrimmedMean(M)))
     damage = ByRows(scene, aim, basis, 0)
@@ -335,6 +342,27 @@ def test_a_search_finds_more_than_all_the_others(rule: Rule) -> None:
         sent, _, _ = rivals_rows(rivals, seen(rule, seed), tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
         best = max(float(aim.mean_damage(scene, other, 0)) for other in sent)
         assert float(aim.mean_damage(scene, rows, 0)) > best + 0.01 * abs(best)
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.parametrize("aim", ["sign", "mean"])
+@pytest.mark.parametrize("rule", CLOSED, ids=repr)
+def test_no_value_decides_a_search_on_a_closed_form(rule: Rule, aim: AimName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it never waits for the device, and the round can be a CUDA graph. The adaptive attack's loop is a kernel there."""
+    monkeypatch.setattr("fltrust.attacks.adaptive.ascend", lambda start, noise, terms: torch.cat((start, start[:, :1]), 1))
+    attack = Searched(aim, steps=2)
+    assert not attack.on_host_under(rule)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        known, memory = seen(rule), started(attack)
+        faked = {name: fake.from_tensor(getattr(known, name)) for name in ("own", "others", "root_update", "client_ids", "weights")}
+        rows, _ = take_step(attack, replace(known, **faked), memory)
+    assert rows.shape == (M, D)
+
+
+def test_a_search_that_must_run_the_rule_stays_out_of_a_graph() -> None:
+    assert all(Searched().on_host_under(rule) for rule in BY_ROWS)
 
 
 # ---------------------------------------------------------------- what it may know

@@ -71,7 +71,7 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
     if after and state is None:
         raise InputError(f"a run can only resume after round {after} with the state of that round")
     state = first_state(run, task) if state is None else copied(state, task.device)
-    graphed = task.device.type == "cuda" and not in_chunks(run, run.clients_per_round) and not run.attack.on_host
+    graphed = task.device.type == "cuda" and not in_chunks(run, run.clients_per_round) and not run.attack.on_host_under(run.rule)
     player = _Graphed(run, task, state) if graphed else _Plain(run, task, state)
     for t, clients, draw in _draws(run, task, after):
         m = int((clients < run.malicious).sum())

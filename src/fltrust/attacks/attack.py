@@ -201,6 +201,10 @@ class Attack:
     independent: bool = False  # whether each malicious client crafts its update from its own alone
     trigger: Trigger | None = None
 
+    def on_host_under(self, rule: Rule) -> bool:
+        """`on_host`, for an attack where it depends on the server's rule."""
+        return self.on_host
+
     def poison(self, images: Tensor, labels: Tensor, client: MaliciousClient) -> tuple[Tensor, Tensor]:
         """How a malicious client changes its own examples, once, before training."""
         return images, labels

@@ -11,11 +11,13 @@ from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candi
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.finals import most_damaging
 from fltrust.attacks.searched.refine import refined
+from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
 from fltrust.attacks.searched.view import viewed
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
+from fltrust.rules.rule import Rule
 from fltrust.state import Memory
 
 _FINALISTS = 3  # the best candidates: they are refined, and tried on the rule itself as they are
@@ -118,7 +120,10 @@ class Searched(Attack):
     coordinates: int = 4096
     draws: int = 3
 
-    on_host = True  # it may run any rule, those on the host too, and the adaptive attack's loop; also, rounds differ in what is possible
+    on_host = True  # it may run any rule, those on the host too, and ask autograd for slopes that are not there
+
+    def on_host_under(self, rule: Rule) -> bool:
+        return not has_closed_form(rule) or rule.needs_generator
 
     @property
     def needs_root(self) -> bool:  # type: ignore[override]
