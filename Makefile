@@ -1,4 +1,4 @@
-.PHONY: install demo docs test check peers baselines bench bench-gpu clean
+.PHONY: install demo docs test test-all check peers baselines bench bench-gpu clean
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
@@ -32,6 +32,9 @@ docs: $(READY_TO_WRITE)
 	$(BIN)/python -m sphinx -b html -W --keep-going -j 2 -q docs build/docs
 
 test: $(READY_TO_TEST)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY_TO_TEST)
 	$(BIN)/python -m pytest
 
 check: $(READY_TO_TEST)

@@ -25,6 +25,16 @@ from fltrust.tasks.task import Task
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SLOW = {"browser", "federation", "secure", "address"}  # fixtures that start a browser, a federation of processes, a cluster
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and not SLOW.isdisjoint(item.fixturenames):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A Chromium of its own for the tests of one file, which skip themselves where there is none."""

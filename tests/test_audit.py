@@ -634,6 +634,7 @@ def test_long_strips_say_how_much_is_left_out() -> None:
     assert shortened("U" * 50 + "R" * 30, 40) == "U" * 13 + "..(40 rounds).." + "R" * 27
 
 
+@pytest.mark.slow
 def test_following_a_run_until_it_is_interrupted(tmp_path: Path) -> None:
     misbehave: Change = lambda t, i, said: scaling(t, i, said) if i == 2 else None  # noqa: E731
     path = written(tmp_path / "run", 1, misbehave)

@@ -200,6 +200,7 @@ def test_epochs_of_chunks_with_crops_are_those_of_all(monkeypatch: pytest.Monkey
     assert torch.equal(client_updates(run, task, task.model.initial_weights, draw, 0), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [(CNN, (1, 28, 28)), (LogisticRegression, (17,)), (ResNet20, (3, 8, 8))], ids=["cnn", "logistic", "batch norm"]
 )

@@ -32,6 +32,7 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([part.detach().flatten() for part in model.parameters()])
 
 
+@pytest.mark.slow
 def test_an_experiment_equals_simulate() -> None:
     run = Experiment.on("mnist-5k", "fltrust", "scaling", **SHORT)
     result = fltrust.run(run)
@@ -47,6 +48,7 @@ def test_an_experiment_equals_simulate() -> None:
     assert "\n" not in repr(result)
 
 
+@pytest.mark.slow
 def test_the_name_of_a_data_set_and_fields() -> None:
     by_name = fltrust.run("MNIST-5k", rule="Trim-Mean", attack="TRIM", **SHORT)
     assert by_name.experiment == Experiment.on("mnist-5k", "trim-mean", "trim", **SHORT)
@@ -208,6 +210,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [{"global_lr": 0.5}, {"local_lr": 0.1, "local_steps": 3}], ids=["one step", "three steps"])
 def test_models_and_objectives_of_all_kinds_learn(kind: str, steps: dict[str, Any]) -> None:

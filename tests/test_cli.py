@@ -72,6 +72,7 @@ LISTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LISTED)
 def test_list(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")  # a line each
@@ -100,6 +101,7 @@ def test_run_writes_a_directory_and_one_line(tmp_path: Path) -> None:
     assert [json.loads(line)["round"] for line in (path / "records.jsonl").read_text().splitlines()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_record_holds_each_clients_trust_cosine_and_norm(tmp_path: Path) -> None:
     fltrust(*SHORT, "--attack", "trim", "--out", "mine", cwd=tmp_path)
     record = json.loads((tmp_path / "mine" / "records.jsonl").read_text().splitlines()[-1])
@@ -109,6 +111,7 @@ def test_a_record_holds_each_clients_trust_cosine_and_norm(tmp_path: Path) -> No
     assert record["malicious"] == 4
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     first = fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
     written = (tmp_path / "mine" / "records.jsonl").read_bytes()
@@ -117,6 +120,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "records.jsonl").read_bytes() == written
 
 
+@pytest.mark.slow
 def test_toml_and_options_over_it(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         'dataset = "mnist-5k"\nrule = "krum"\nrounds = 9\nbatch_size = 4\nattack = {name = "trim", knowledge = "partial"}\n'
@@ -138,6 +142,7 @@ def test_every_field_of_an_experiment_is_an_option(tmp_path: Path) -> None:
     assert "Pairs [round, factor]" in said  # brackets are words here, not markup
 
 
+@pytest.mark.slow
 def test_options_of_every_type(tmp_path: Path) -> None:
     options = ["--clients", "12", "--standardise", "--lr-decay", "[[2, 0.5]]", "--server", "momentum", "--set", "server.beta=0.5"]
     options += [
@@ -175,6 +180,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(MY_TASK)
     done = fltrust("run", "--task", "my_task.py:build", "--attack", "trim", "--device", "cpu", "--out", "runs/mine", cwd=tmp_path)
@@ -185,12 +191,14 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
     assert "my_task.py:build, fltrust, attack trim, 2 of 6 malicious, seed 0" in (tmp_path / "page" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_stream_of_json_lines_has_nothing_else_in_it(tmp_path: Path) -> None:
     done = fltrust(*SHORT, "--log", "jsonl", "--log", "jsonl:lines.jsonl", "--out", "mine", cwd=tmp_path)
     assert done.stdout == (tmp_path / "mine" / "records.jsonl").read_text() == (tmp_path / "lines.jsonl").read_text()
     assert "after 2 rounds; mine" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('dataset = "mnist-5k"\nrounds = 1\nbatch_size = 4\nattack = { name = "trim", reach = 3.0 }')
     assert fltrust("run", "run.toml", "--knowledge", "partial", "--device", "cpu", "--out", "mine", cwd=tmp_path).returncode == 0
@@ -198,6 +206,7 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
     assert attack == {"name": "trim", "knowledge": "partial", "reach": 3.0, "honest_only": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -277,6 +286,7 @@ def test_a_misspelt_command_or_option(tmp_path: Path, arguments: list[str]) -> N
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_another_experiment_in_the_directory(tmp_path: Path) -> None:
     fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
     done = fltrust(*SHORT, "--seed", "1", "--out", "mine", cwd=tmp_path)
@@ -284,6 +294,7 @@ def test_another_experiment_in_the_directory(tmp_path: Path) -> None:
     assert done.stderr == "fltrust: mine holds another experiment (seed: 0 there, 1 here): choose another --out\n"
 
 
+@pytest.mark.slow
 def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
     longer = [*SHORT, "--rounds", "3"]
     fltrust(*SHORT, "--out", "mine", cwd=tmp_path)
@@ -342,6 +353,7 @@ def make_mnist(folder: Path, train: int = 600, test: int = 100) -> None:
         (folder / f"{split}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(struct.pack(">II", 2049, count) + labels.tobytes()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fltrust", "krum", "median"])
 def test_run_needs_only_torch_numpy_typer_and_rich(tmp_path: Path, rule: str) -> None:
     make_mnist(tmp_path / "data" / "mnist")
@@ -367,6 +379,7 @@ def test_run_needs_only_torch_numpy_typer_and_rich(tmp_path: Path, rule: str) ->
     assert "after 1 rounds" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_it_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     demo = importlib.import_module("fltrust.cli.demo")  # the name in the package is the command
 
@@ -380,6 +393,7 @@ def test_the_demo_says_what_it_shows(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert " run --dataset mnist-5k --rule krum --attack krum" in shown
 
 
+@pytest.mark.slow
 def test_partial_knowledge_from_the_command_line(tmp_path: Path) -> None:
     fltrust(*SHORT, "--attack", "trim", "--knowledge", "partial", "--out", "mine", cwd=tmp_path)
     experiment = json.loads((tmp_path / "mine" / "experiment.json").read_text())["experiment"]

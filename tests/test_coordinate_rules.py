@@ -199,6 +199,7 @@ def test_nobody_usable_is_zero_and_the_middle_always_stays() -> None:
 # ---------------------------------------------------------------- Bulyan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "f"), [(n, f) for n in range(7, 31) for f in range(1, 7) if n >= 4 * f + 3])
 def test_bulyan(n: int, f: int) -> None:
     for seed in range(3):

@@ -113,6 +113,7 @@ def given(page: Path, folder: Path, federation: SimpleNamespace) -> dict[str, An
     return vars(federation) if page.name == "own-federation.md" else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_and_files(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     written = list(blocks(page))
@@ -141,6 +142,7 @@ def test_python_and_files(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
             exec(compile(block.text, f"{page.name}, a block of Python", "exec"), names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cosine", [-0.9, 0.0, 0.5, 0.9, 0.999, 1.0])
 @pytest.mark.parametrize("d", [100, 509, 7850, 50_000])
 def test_a_sketch_keeps_cosines(d: int, cosine: float) -> None:

@@ -219,6 +219,7 @@ def recorded(path: Path) -> int:
     return (path / "records.jsonl").read_bytes().count(b"\n") if (path / "records.jsonl").exists() else 0
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_ten_times(tmp_path: Path) -> None:
     """Each time as soon as some more rounds are recorded, wherever in the next round the server is by then."""
     carry_on(tmp_path / "unbroken", rounds=40)

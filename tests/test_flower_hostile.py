@@ -50,6 +50,7 @@ def played(app: Path, directory: Path, **config: str | int) -> list[dict]:
     return [json.loads(line) for line in (directory / "records.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", IN_PROCESS)
 def test_fltrust_learns_as_well_as_among_honest_nodes(kind: str, app: Path, honest_error: float, tmp_path: Path) -> None:
     records = played(app, tmp_path / "run", malicious=MALICIOUS, hostile=kind)
@@ -65,6 +66,7 @@ def test_fltrust_learns_as_well_as_among_honest_nodes(kind: str, app: Path, hone
         assert all(min(record["norm"][:MALICIOUS]) > 5 * max(record["norm"][MALICIOUS:]) for record in records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", IN_PROCESS)
 def test_flowers_own_fedavg_is_ruined_or_dies(kind: str, fedavg: Path, honest_error: float, tmp_path: Path) -> None:
     def run() -> float:

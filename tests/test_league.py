@@ -247,6 +247,7 @@ class Broken(Rule):
 SHORT = ["--dataset", "har", "--attack", "none", "--attack", "label-flip", "--rounds", "4", "--device", "cpu", "--out", "out"]
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_run_and_a_failed_run_stops_no_other(program, tmp_path: Path, har: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "mine.py").write_text(MINE)
     where = ["--data-dir", str(har), "--jobs", "2"]

@@ -87,6 +87,7 @@ def python(script: str, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choice", "reader"),
     [("tensorboard", TENSORBOARD), ("mlflow:sqlite:///mlflow.db", MLFLOW), ("wandb", WANDB)],

@@ -47,6 +47,7 @@ def follow(page: str) -> tuple[dict[str, Any], list[str]]:
     return names, outputs
 
 
+@pytest.mark.slow
 def test_own_data() -> None:
     pytest.importorskip("matplotlib")
     names, _ = follow("own-data.md")
@@ -57,6 +58,7 @@ def test_own_data() -> None:
     assert runs == {"fedavg", "fltrust", "from-a-folder", "from-a-function", "krum", "median"}
 
 
+@pytest.mark.slow
 def test_root_set() -> None:
     _, (drawn, mostly_ones) = follow("root-set.md")
     assert "fine, classes: The classes are balanced: 10 to 10 examples of each." in drawn

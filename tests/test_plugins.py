@@ -55,6 +55,7 @@ def arrays(path: Path) -> dict[str, bytes]:
         return {name: saved[name].tobytes() for name in saved.files}
 
 
+@pytest.mark.slow
 def test_it_survives_kill_minus_nine_with_the_same_bits_and_is_reported_without_its_file(folder: Path) -> None:
     assert fltrust(*RUN, "--out", "runs/whole", cwd=folder).returncode == 0
     assert stopped([*RUN, "--out", "runs/broken"], cwd=folder, records=3, by=signal.SIGKILL)[0] == -signal.SIGKILL
@@ -80,6 +81,7 @@ def test_it_is_listed_and_its_parameters_are_checked(folder: Path) -> None:
     assert "unknown parameter of slow-mean 'kep': did you mean 'keep'?" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -102,6 +104,7 @@ def test_a_rule_that_fails_is_one_line_and_earlier_records_stay(folder: Path, bo
         assert [json.loads(line)["round"] for line in (folder / "mine" / "records.jsonl").read_text().splitlines()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_worker_processes_load_it_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
     load_plugin(folder / "mine.py")

@@ -273,6 +273,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first.files] == [path.read_bytes() for path in second.files]
 
 
+@pytest.mark.slow
 def test_run_directories_get_a_page_of_their_own(tmp_path: Path) -> None:
     short = ["--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1", "--batch-size", "4", "--device", "cpu"]
     assert fltrust("run", *short, "--attack", "scaling", "--out", "one", cwd=tmp_path).returncode == 0
@@ -297,6 +298,7 @@ def test_run_directories_get_a_page_of_their_own(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), (was, now, done.stderr)
 
 
+@pytest.mark.slow
 def test_a_folder_of_runs_is_all_of_them(tmp_path: Path) -> None:
     short = ["--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1", "--batch-size", "4", "--device", "cpu"]
     for seed in ("0", "1"):
@@ -463,6 +465,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert (elsewhere / "mine.png").exists()
 
 
+@pytest.mark.slow
 def test_no_results_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")

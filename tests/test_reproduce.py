@@ -41,6 +41,7 @@ def test_a_dry_run_counts_and_runs_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -59,6 +60,7 @@ def test_mistakes_are_one_line(tmp_path: Path, arguments: list[str], said: str) 
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_runs_are_killed_resumed_and_printed_beside_the_paper(tmp_path: Path, har: Path) -> None:
     command = [*PROGRAM, *SMALL, "--jobs", "2", "--data-dir", str(har), "--out", "out"]
     hold = ["--plugin", str(Path(__file__).with_name("hold_trim.py"))]
@@ -85,6 +87,7 @@ def test_runs_are_killed_resumed_and_printed_beside_the_paper(tmp_path: Path, ha
     assert estimate(plan([EXHIBITS["methods"]], seeds=1), known, "another machine") == (0.0, 210)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) -> None:
     (tmp_path / "har").symlink_to(har / "har")
     for file in datasets.locate("fashion-mnist", tmp_path):
@@ -108,6 +111,7 @@ def test_a_failure_does_not_reach_the_next_run(tmp_path: Path) -> None:
     assert all("ch-mnist: not found" in event.reason for event in ended if isinstance(event, Failed))
 
 
+@pytest.mark.slow
 def test_missing_data_is_said_before_anything_runs(tmp_path: Path, har: Path) -> None:
     chosen = ["methods", "--dataset", "har", "--dataset", "ch-mnist", "--attack", "none", "--rule", "fedavg", "--data-dir", str(har)]
     planned = reproduce(*chosen, "--dry-run", cwd=tmp_path)
@@ -144,6 +148,7 @@ def short(count: int) -> list[Experiment]:
     return [Experiment.on("mnist-5k", "fltrust", "none", seed=seed, **SHORT) for seed in range(count)]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     events = []
     killed = None
@@ -160,6 +165,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert "exit code -9" in ended[0].reason
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_workers(tmp_path: Path) -> None:
     def errors(jobs: int) -> dict[str, tuple[float, ...]]:
         events = execute(short(3), tmp_path / str(jobs), jobs=jobs, device="cpu")
@@ -170,6 +176,7 @@ def test_a_run_does_not_depend_on_the_workers(tmp_path: Path) -> None:
     assert one == two
 
 
+@pytest.mark.slow
 def test_needs_nothing_but_torch_numpy_typer_and_rich(tmp_path: Path, har: Path) -> None:
     script = (
         "import sys\n"
@@ -199,6 +206,7 @@ def test_needs_nothing_but_torch_numpy_typer_and_rich(tmp_path: Path, har: Path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_result_names_what_made_it(tmp_path: Path, har: Path) -> None:
     reproduce(*SMALL[:3], "--attack", "none", "--rule", "fedavg", "--device", "cpu", "--data-dir", str(har), "--out", "out", cwd=tmp_path)
     (path,) = tmp_path.glob("out/har/*.json")

@@ -68,6 +68,7 @@ def test_three_rounds_equal_the_one_file_example(one_file: ModuleType, malicious
         torch.testing.assert_close(weights, nn.utils.parameters_to_vector(model.parameters()).detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_under_every_attack(rule: str, attack: str) -> None:

@@ -410,6 +410,7 @@ def folder(tmp_path: Path) -> Path:
 COMMAND = ["sweep", "grid.toml", "--task", "points", "--plugin", "my_rules.py", "--device", "cpu", "--out", "out"]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_planned_killed_resumed_and_answers(folder: Path) -> None:
     planned = fltrust(*COMMAND, "--dry-run", cwd=folder)
     assert planned.returncode == 0, planned.stderr
@@ -454,6 +455,7 @@ def test_a_mistake_in_a_file_is_said_with_the_files_name(folder: Path) -> None:
     assert (refused.returncode, refused.stderr) == (2, "fltrust: grid.toml: seed cannot be '3': expected a whole number\n")
 
 
+@pytest.mark.slow
 def test_a_sweep_grows_in_its_folder_and_takes_no_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ class Terminal:
         return [line for line in re.split(r"[\r\n]+", ESCAPES.sub("", self._seen.decode(errors="ignore"))) if line.strip()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 160])
 def test_the_bar_the_round_and_the_time_left_survive_and_ctrl_c_says_how_to_resume(tmp_path: Path, columns: int) -> None:
     name = "--rule", "nnm+geometric-median", "--attack", "scaling"
@@ -102,6 +103,7 @@ def started(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_lines_and_kill_says_how_to_resume(tmp_path: Path) -> None:
     with started([*LONG, "--out", "mine"], tmp_path) as process:
         assert process.stdout
@@ -118,6 +120,7 @@ def test_a_pipe_gets_lines_and_kill_says_how_to_resume(tmp_path: Path) -> None:
     assert "\x1b" not in rest
 
 
+@pytest.mark.slow
 def test_many_runs_in_a_pipe_get_lines_and_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
     command = ["league", "--dataset", "mnist-5k", "--rule", "median", "--attack", "none", "--attack", "trim", "--rounds", "2000"]
     with started([*command, "--device", "cpu", "--out", "out"], tmp_path) as process:
@@ -159,6 +162,7 @@ def test_a_quick_run_says_nothing_in_a_pipe() -> None:
     assert file.getvalue() == ""
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     command = [*SHORT, "--attack", "trim"]
     subprocess.run([*PROGRAM, *command, "--out", "whole"], cwd=tmp_path, check=True)
@@ -207,6 +211,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int]
     return make
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_names_the_file_and_resumes(small_disk: Callable[[int], SmallDisk]) -> None:
     disk = small_disk(900)  # one checkpoint, but not the next one beside it
     full = disk.run(*SHORT, "--out", "mine")
