@@ -10,7 +10,7 @@ import typer
 
 from fltrust.cli.commands import Commands
 from fltrust.cli.data import app as data_app
-from fltrust.cli.options import EXPERIMENT, GRID, with_experiment_options
+from fltrust.cli.options import ATTACKED, EXPERIMENT, GRID, with_experiment_options
 from fltrust.cli.root import app as root_app
 from fltrust.cli.shared import WHERE, YOURS, DataDir, Device, Plugins, Threshold, with_how
 from fltrust.cli.stopping import Stopped
@@ -376,6 +376,72 @@ def sweep(
     _take_task(task, given)
     given |= {} if seeds is None else {"seeds": seeds}
     run_sweep(config, given, settings or [], out, threshold=threshold, format=format, how=how)
+
+
+@app.command()
+@partial(with_experiment_options, several=ATTACKED)
+def redteam(
+    given: dict[str, Any],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PART.PARAMETER=VALUE", help="A parameter of your rule, of the attacks, the split or the server."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION|FOLDER", help="Your own data, not a --dataset.")] = None,
+    shares: Annotated[
+        str | None, typer.Option(metavar="PER CENTS", help="Shares of malicious clients (default: 5,10,20,30,40,50).")
+    ] = None,
+    points: Annotated[
+        float | None,
+        typer.Option(help="A share breaks the rule if an attack costs more points of error or backdoor success (default: 5)."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (default: 3; with --demo 2).")] = None,
+    tried: Annotated[
+        str | None,
+        typer.Option(
+            "--try",
+            metavar="RULES",
+            help="Rules to try instead where yours breaks, or 'none' (default: median, nnm+geometric-median, centred-clipping, fltrust).",
+        ),
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="A small red team of FLTrust on 5,000 digits that come with the package.")] = False,
+    device: Device = "auto",
+    precision: PrecisionOption = None,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    data_dir: DataDir = None,
+    plugin: Plugins = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the page, the JSON and the runs (default: redteams/KEY). A red team resumes there.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Where does a rule break? Attack it on your own task, and write a page with the answer.
+
+    It runs without attack first, then known attacks, then an attack that is searched on the rule, with more and more malicious clients.
+    Where the rule breaks, it tries other rules and a larger root set. If interrupted, the same command resumes. A rule or a run that fails
+    stops no other.
+
+    With several rules, the first is yours and the others are compared with it.
+
+    Examples:
+
+    [bold]fltrust redteam --demo --jobs 2[/bold]
+
+    [bold]fltrust redteam --task my_task.py:build --rule fltrust --out redteams/mine[/bold]
+
+    [bold]fltrust redteam --task digits --rule krum,median --attack trim,alie --shares 10,20,40 --seeds 1 --dry-run[/bold]
+
+    [bold]fltrust redteam --dataset letter --plugin my_rules.py --rule mine --points 2 --device cuda --jobs 4[/bold]
+    """
+    from fltrust.cli.many import How
+    from fltrust.cli.redteam import run_redteam
+    from fltrust.datasets.own import own
+
+    if task is not None and "dataset" in given:
+        raise InputError("--task and --dataset both name the data: give one of them")
+    given |= {} if task is None else {"dataset": own(task)}
+    how = How(device, precision, jobs, ray, data_dir, plugin or [], out or Path(), dry_run, reported=False)
+    run_redteam(given, settings or [], shares=shares, points=points, seeds=seeds, tried=tried, demo=demo, named=out is not None, how=how)
 
 
 @app.command()

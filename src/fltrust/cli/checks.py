@@ -26,7 +26,7 @@ def run_checks(names: Sequence[str], *, seeds: int, how: How) -> None:
         return [dataclasses.replace(run, seed=seed, precision=how.arithmetic) for seed in range(seeds) for run in first.values()]
 
     cells = {cell.run.key: (table, cell) for table in reversed(chosen) for cell in table.cells}
-    whole = work_through(
+    failed = work_through(
         Console(),
         planned(chosen),
         how,
@@ -34,7 +34,7 @@ def run_checks(names: Sequence[str], *, seeds: int, how: How) -> None:
         parts={(table.name, table.title): planned([table]) for table in chosen},
         line=lambda result: _line(*cells[first_seed(result.run).key], result),
     )
-    if not whole:
+    if failed:
         raise typer.Exit(1)
 
 

@@ -8,7 +8,7 @@ from fltrust.cli.stopping import Stopped
 
 PANELS = {
     "Start here": ("demo", "run", "list", "data"),
-    "Compare rules and attacks": ("sweep", "worst-case", "league", "reproduce", "report"),
+    "Compare rules and attacks": ("redteam", "sweep", "worst-case", "league", "reproduce", "report"),
     "Run a federation on Flower": ("new-federation", "root", "watch", "audit"),
 }
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}

@@ -56,12 +56,12 @@ def league(
     }
     screen = Console()
     how = dataclasses.replace(how, reported=rounds is None and all(board.dataset in BOARDS for board in boards))
-    whole = work_through(screen, runs, how, done, parts=parts, line=line)
+    failed = work_through(screen, runs, how, done, parts=parts, line=line)
     if how.dry_run:
         return
     for board in boards:
         _show(screen, standings(board, done, rounds), done, rounds)
-    if not whole:
+    if failed:
         raise typer.Exit(1)
 
 

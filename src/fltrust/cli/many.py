@@ -76,11 +76,13 @@ def work_through(
     parts: Mapping[tuple[str, str], Sequence[Experiment]],
     line: Callable[[Result], str],
     begin: Callable[[], None] = lambda: None,
-) -> bool:
-    """Does the runs that are missing, in their order, and adds them to `done`. Returns whether all of them are there now.
+    keep: Callable[[Path], None] = lambda directory: None,
+) -> dict[Experiment, str]:
+    """Does the runs that are missing, in their order, and adds them to `done`. Returns those that failed, and why.
 
     `parts` are the lines of the plan: name and title, and its runs. `line` says what a result shows. `begin` is called once no other
-    program writes in the folder. Called with `--dry-run`, it only says what it would do.
+    program writes in the folder. `keep` looks at the directory of each finished run before it is removed. Called with `--dry-run`, it only
+    says what it would do.
     """
     left = [run for run in runs if not how.answered(run, done)]
     here = "" if how.ray else hardware(chosen_device(how.device, how.arithmetic))  # of a cluster nothing is known beforehand
@@ -95,14 +97,14 @@ def work_through(
     for name, why in lacking.items():
         screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if how.dry_run:
-        return True
+        return {}
     work = how.out / UNFINISHED
     with closing(lock(work)):  # two programs in one folder would do the same runs twice
         begin()
         for run in runs:
             if how.answered(run, done):  # its result was written, but the program killed before it could tidy up
                 forget(run, work)
-        return not left or _do(screen, left, lacking, how, done, line)
+        return _do(screen, left, lacking, how, done, line, keep) if left else {}
 
 
 def _missing(name: str, data_dir: str | None) -> str | None:
@@ -110,7 +112,15 @@ def _missing(name: str, data_dir: str | None) -> str | None:
     return datasets.missing(name, data_dir) if name in DATASETS else None
 
 
-def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: How, done: Results, line: Callable[[Result], str]) -> bool:
+def _do(
+    screen: Console,
+    left: list[Experiment],
+    lacking: dict[str, str],
+    how: How,
+    done: Results,
+    line: Callable[[Result], str],
+    keep: Callable[[Path], None],
+) -> dict[Experiment, str]:
     possible = [run for run in left if run.dataset not in lacking]
     if how.ray is None:
         device = chosen_device(how.device, how.arithmetic)
@@ -120,7 +130,7 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
 
         events = cluster.execute(possible, how.ray, device=how.device, jobs=how.jobs, data_dir=how.data_dir, plugins=how.plugins)
     failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}
-    failed |= _follow(screen, events, possible, how, done, line)
+    failed |= _follow(screen, events, possible, how, done, line, keep)
     if failed:
         for reason, times in Counter(failed.values()).items():
             first = next(run for run, why in failed.items() if why == reason)
@@ -129,15 +139,21 @@ def _do(screen: Console, left: list[Experiment], lacking: dict[str, str], how: H
         screen.print(
             f"{plural(len(left) - len(failed), 'run')} finished, {len(failed)} failed; the same command tries them again", highlight=False
         )
-        return False
+        return failed
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
     finished = "the run" if len(left) == 1 else f"all {len(left):,} runs"
     screen.print(f"{finished} finished{see}", highlight=False, markup=False, soft_wrap=True)
-    return True
+    return {}
 
 
 def _follow(
-    screen: Console, events: Iterator[Event], left: Collection[Experiment], how: How, done: Results, line: Callable[[Result], str]
+    screen: Console,
+    events: Iterator[Event],
+    left: Collection[Experiment],
+    how: How,
+    done: Results,
+    line: Callable[[Result], str],
+    keep: Callable[[Path], None],
 ) -> dict[Experiment, str]:
     """Writes every result the moment it comes, and says so. Returns the runs that failed, and why."""
     failed: dict[Experiment, str] = {}
@@ -158,6 +174,7 @@ def _follow(
                 reached[event.run] = min(event.round / event.run.rounds, 0.999)  # its result is still to be written
                 news = f"{describe(event.run)}: round {event.round:,} of {event.run.rounds:,}"
             elif isinstance(event, Finished):
+                keep(how.out / UNFINISHED / event.run.key)
                 results.write(event.result, how.out)
                 done.add(event.result)
                 forget(event.run, how.out / UNFINISHED)

@@ -21,6 +21,7 @@ TRAINING = "Training"  # every other field
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _HINTS = get_type_hints(Experiment)
 GRID = [name for name in FIELDS if name != "precision"]  # the fields of a sweep; the precision is how it is run
+ATTACKED = [name for name in GRID if name not in ("malicious", "seed")]  # those of a red team, which says itself how many
 
 
 def with_experiment_options(command: Callable[..., None], *, several: Collection[str] | None = None) -> Callable[..., None]:

@@ -54,7 +54,7 @@ def reproduce(
     if not runs:
         raise InputError("no run of these tables and figures has that data set, attack and rule")
     cells = {cell.run.key: (exhibit, cell) for exhibit in reversed(exhibits) for cell in exhibit.cells}
-    whole = work_through(
+    failed = work_through(
         Console(),
         runs,
         how,
@@ -62,7 +62,7 @@ def reproduce(
         parts={(exhibit.name, exhibit.title): planned([exhibit]) for exhibit in exhibits},
         line=lambda result: _line(*cells[first_seed(result.run).key], result),
     )
-    if not whole:
+    if failed:
         raise typer.Exit(1)
 
 

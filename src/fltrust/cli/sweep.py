@@ -59,22 +59,22 @@ def run_sweep(
     grid = grid_of(written, given, settings)
     if out is None:
         how = dataclasses.replace(how, out=Path("sweeps") / _key(grid))
-    _refuse_others(how.out)
+    refuse_others(how.out)
     whole = plan(grid, how.arithmetic)
     screen = Console()
-    _say_left_out(screen, whole.left_out)
+    say_left_out(screen, whole.left_out)
     there = results_in(how.out)
     for problem in there.problems:
-        _say(screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
-    finished = work_through(
-        screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line, begin=lambda: _write_plan(whole, how.out)
+        say(screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
+    failed = work_through(
+        screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line, begin=lambda: write_plan(whole, how.out)
     )
     if not how.dry_run and there.results.all():
         made = build([how.out], how.out / "report", threshold)
         for board in made.boards[:SHOWN]:
             _show(screen, board, threshold)
-        _say(screen, f"{made.files[0]}: open it in a browser")
-    if not finished:
+        say(screen, f"{made.files[0]}: open it in a browser")
+    if failed:
         raise typer.Exit(1)
 
 
@@ -83,26 +83,26 @@ def _key(grid: Grid) -> str:
     return hashlib.sha256(canonical(plain([sorted(grid.values.items()), grid.seeds])).encode()).hexdigest()[:12]
 
 
-def _refuse_others(out: Path) -> None:
+def refuse_others(out: Path) -> None:
     """A folder of other results would get this sweep's report."""
     if out.is_dir() and not (out / SWEEP).exists() and any(entry.name != UNFINISHED for entry in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no sweep: choose another --out")
 
 
-def _write_plan(whole: Plan, out: Path) -> None:
+def write_plan(whole: Plan, out: Path) -> None:
     """Beside what earlier sweeps planned in this folder."""
     earlier = read_plan(out / SWEEP) if (out / SWEEP).exists() else Planned({}, {}, {})
     replace(out / SWEEP, json.dumps(earlier.and_also(*whole)._asdict(), indent=1).encode())
 
 
-def _say_left_out(screen: Console, left_out: Sequence[LeftOut]) -> None:
+def say_left_out(screen: Console, left_out: Sequence[LeftOut]) -> None:
     for why, times in Counter(one.why for one in left_out).items():
         first = next(one.what for one in left_out if one.why == why)
         others = "" if times == 1 else f", and {times - 1} more"
-        _say(screen, f"left out: {first}{others}: {why}", style="yellow")
+        say(screen, f"left out: {first}{others}: {why}", style="yellow")
 
 
-def _say(screen: Console, words: str, style: str | None = None) -> None:
+def say(screen: Console, words: str, style: str | None = None) -> None:
     screen.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -141,4 +141,4 @@ def _show(screen: Console, board: Board, threshold: float) -> None:
         cells = [words(line.survival(threshold), line) if (line := lines.get(attack)) else "not run" for attack in attacks]
         shown.add_row(*map(Text, (row.rule, least, clean, *cells)))
     screen.print(shown, highlight=False)
-    _say(screen, f"Harmed: test error or backdoor success more than {threshold:g} above that without attack.", style="dim")
+    say(screen, f"Harmed: test error or backdoor success more than {threshold:g} above that without attack.", style="dim")

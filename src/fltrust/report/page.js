@@ -263,10 +263,10 @@
           }))
           .filter((line) => line.points.length);
       const shared = { x: { label: figure.x, values }, missing: panel.missing };
-      const reference = panel.reference === null ? null : { y: panel.reference, name: "FedAvg, no attack" };
+      const reference = panel.reference === null ? null : { y: panel.reference, name: figure.reference || "FedAvg, no attack" };
       const drawn = [{ ...shared, title: panel.title, lines: lines("error"), y: { label: "error", max: ceiling(most) }, reference }];
       const success = lines("success");
-      const backdoor = figure.panels.length > 1 ? `${panel.title}: backdoor` : "Scaling attack: backdoor";
+      const backdoor = figure.panels.length > 1 ? `${panel.title}: backdoor` : figure.backdoor || "Scaling attack: backdoor";
       if (success.length) drawn.push({ ...shared, title: backdoor, lines: success, y: { label: "success of the backdoor", max: 1 } });
       return drawn;
     });
@@ -302,7 +302,7 @@
         return key;
       });
     if (figure.panels.some((panel) => panel.reference !== null)) {
-      keys.push(make("span", { class: "reference-key" }, sample({ colour: "faint", dashed: true }), " FedAvg, no attack"));
+      keys.push(make("span", { class: "reference-key" }, sample({ colour: "faint", dashed: true }), ` ${figure.reference || "FedAvg, no attack"}`));
     }
     host.replaceChildren(make("div", { class: "keys toggles" }, ...keys), pictures);
     draw();

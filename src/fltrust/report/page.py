@@ -65,7 +65,7 @@ def reproduction_page(
         sections.append(("leftovers", "Not in the tables", left))
     title, lede = _masthead(bool(tables))
     header = tag("header", *title, first, lede, _facts(judged, results), _legend(), _overview(judged, tables, worst))
-    return _html("FLTrust, reproduced", header, sections, embedded)
+    return html_page("FLTrust, reproduced", header, sections, embedded)
 
 
 def runs_page(found: Found, boards: Sequence[Board], threshold: float) -> str:
@@ -98,7 +98,7 @@ def runs_page(found: Found, boards: Sequence[Board], threshold: float) -> str:
         tag("ul", *(tag("li", sentence) for sentence in answers[0][1]), class_="lede") if answers else None,
         facts(boards) if boards and single is None else None,
     )
-    return _html("FLTrust runs", header, sections, embedded)
+    return html_page("FLTrust runs", header, sections, embedded)
 
 
 def _only_run(found: Found) -> Result | None:
@@ -119,7 +119,8 @@ def _state(result: Curves) -> str:
     return f"Test error {result.error:.3f}{success} after {plural(last, 'round')}.{unfinished}"
 
 
-def _html(title: str, header: Element, sections: Sequence[tuple[str, str, Element]], embedded: Embedded) -> str:
+def html_page(title: str, header: Element, sections: Sequence[tuple[str, str, Element]], embedded: Embedded) -> str:
+    """One file: a header, sections by id and short name, and what the script draws."""
     for place, _, section in sections:
         section.set("id", place)
     body = tag(
@@ -127,7 +128,7 @@ def _html(title: str, header: Element, sections: Sequence[tuple[str, str, Elemen
         header,
         tag("nav", tag("div", *(tag("a", short, href=f"#{place}") for place, short, _ in sections)), aria_label="On this page"),
         tag("main", *(section for _, _, section in sections)),
-        tag("footer", tag("p", f"Made by “fltrust report”, version {__version__}. This file needs no network.")),
+        tag("footer", tag("p", f"Made by fltrust, version {__version__}. This file needs no network.")),
         tag(
             "dialog",
             tag("button", "\N{MULTIPLICATION SIGN}", class_="close", aria_label="Close", type="button"),

@@ -156,11 +156,11 @@ class _Cells:
             attack = "no attack" if point.borrowed else line.attack
             who = f"{point.malicious} of {self._board.num_clients} malicious"
             title = " · ".join((self._board.title, line.rule, attack, who))
-            self._numbers[place] = self._embedded.open(title, _says(line, point), point.results)
+            self._numbers[place] = self._embedded.open(title, says(line, point), point.results)
         return self._numbers[place]
 
 
-def _says(line: Line, point: Point) -> list[str]:
+def says(line: Line, point: Point) -> list[str]:
     said = [sentence("Test error", point.error)]
     if point.success:
         said.append(sentence("Backdoor success", point.success))

@@ -1,0 +1,258 @@
+"""`fltrust redteam`: finds the share of malicious clients that breaks a rule on one's own task, in stages that each leave a page behind."""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.cli.stopping import Stopped
+from fltrust.cli.sweep import refuse_others, say, say_left_out, write_plan
+from fltrust.codec import canonical, plain
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.options import OPTIONS
+from fltrust.redteam import noticed
+from fltrust.redteam.facts import Facts, facts_of
+from fltrust.redteam.plan import DEMO, DEMO_SEEDS, SHARES, TRIED, Change, Question, Stage, changes, clean_run, question_of, stages
+from fltrust.report.reading import Problem, results_in, same_question
+from fltrust.report.redteam import Answer, answer, content
+from fltrust.report.redteam_checklist import checklist
+from fltrust.report.redteam_page import redteam_page, summary, title, warnings
+from fltrust.report.words import name_of, plural
+from fltrust.store.files import replace
+from fltrust.store.results import Result, Results
+from fltrust.sweep import Plan
+
+FILE, PAGE = "redteam.json", "index.html"
+FOLDER = Path("redteams")
+POINTS, SEEDS = 5.0, 3
+FEW = 7  # shares whose columns fit on a screen
+
+
+def run_redteam(
+    given: Mapping[str, str],
+    settings: Sequence[str],
+    *,
+    shares: str | None,
+    points: float | None,
+    seeds: int | None,
+    tried: str | None,
+    demo: bool,
+    named: bool,
+    how: How,
+) -> None:
+    if demo and "dataset" in given:
+        raise InputError("--demo brings its own data: leave out --dataset and --task")
+    how.prepare(seeds or 1)
+    asked = {"shares": shares, "points": points, "seeds": seeds, "try": tried}
+    command = _command(given, settings, asked, demo, how.plugins)
+    given = {**(DEMO if demo else {}), **given}
+    if "dataset" not in given:
+        raise InputError("name your task with --task, or a data set with --dataset; --demo needs neither")
+    question = question_of(
+        given,
+        settings,
+        shares=shares or SHARES,
+        points=POINTS if points is None else points,
+        seeds=seeds or (DEMO_SEEDS if demo else SEEDS),
+        tried=tried or TRIED,
+        precision=how.arithmetic,
+    )
+    if not named:
+        how = dataclasses.replace(how, out=FOLDER / ("demo" if demo else _key(question)))
+    refuse_others(how.out)
+    team = _Team(Console(), question, how, f"{command} --out {shlex.quote(str(how.out))}")
+    if how.dry_run:
+        team.say_plan()
+        return
+    team.work()
+    if team.failed or team.dead():
+        raise typer.Exit(1)
+
+
+def _key(question: Question) -> str:
+    """Names the folder of a red team that has no --out: the same question goes on there."""
+    return hashlib.sha256(canonical(plain([repr(question.fields), *map(repr, question.rules)])).encode()).hexdigest()[:12]
+
+
+def _command(given: Mapping[str, str], settings: Sequence[str], asked: Mapping[str, Any], demo: bool, plugins: Sequence[Path]) -> str:
+    """The options that a user gave, in one order."""
+    words = ["fltrust", "redteam", *(["--demo"] if demo else [])]
+    words += [word for name, value in given.items() for word in (OPTIONS[name], value)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    words += [
+        word
+        for name, value in asked.items()
+        if value is not None
+        for word in (f"--{name}", f"{value:g}" if name == "points" else str(value))
+    ]
+    words += [word for plugin in plugins for word in ("--plugin", str(plugin))]
+    return shlex.join(words)
+
+
+class _Team:
+    """A red team at work: what is planned, what failed, and the page so far."""
+
+    def __init__(self, screen: Console, question: Question, how: How, command: str) -> None:
+        self.screen, self.question, self.how, self.command = screen, question, how, command
+        self.stages, self.left_out = stages(question)
+        self.changes: list[Change] = []
+        self.failed: dict[Experiment, str] = {}
+        self.facts: Facts | None = None
+
+    # ------------------------------------------------------------ the stages
+
+    def work(self) -> None:
+        self.facts = facts_of(clean_run(self.question, "fedavg"), self.how.data_dir)
+        for problem in results_in(self.how.out).problems:
+            say(self.screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
+        say_left_out(self.screen, self.left_out)
+        write_plan(Plan(self._runs(), self.left_out), self.how.out)
+        self.write()
+        try:
+            for place, stage in enumerate(self.stages, 1):
+                alive = {run.key for one in self._alive() for run in one.runs} if place > 1 else {run.key for run in stage.runs}
+                self._do(place, Stage(stage.title, [run for run in stage.runs if run.key in alive]))
+            self._try_changes()
+        except Stopped:
+            self.write()
+            say(self.screen, f"{self.how.out / PAGE}: what is known so far")
+            raise
+        found = self.write()
+        self._show(found)
+
+    def _alive(self) -> list[Stage]:
+        """The stages of the rules that have a result without attack: one that raises would only raise again."""
+        there = self._results()
+        rules = [rule for rule in self.question.rules if _any_seed(clean_run(self.question, rule), self.question, there)]
+        return stages(dataclasses.replace(self.question, rules=tuple(rules)))[0] if rules else []
+
+    def dead(self) -> bool:
+        return not _any_seed(clean_run(self.question), self.question, self._results())
+
+    def _try_changes(self) -> None:
+        found = self.answer()
+        if found.shown is None or found.survival is None or self.facts is None:
+            return
+        at = next(point for point in found.survival[1].points[::-1] if point.malicious <= found.shown)
+        worst = at.results[0].run.to_dict()["attack"]
+        facts = {"train_examples": self.facts.train_examples, "own_root": self.facts.own_root}
+        self.changes, left_out = changes(self.question, worst, found.shown, broken=found.breaks is not None, **facts)
+        say_left_out(self.screen, left_out)
+        self.left_out += left_out
+        write_plan(Plan(self._runs(), self.left_out), self.how.out)
+        runs = list({run.key: run for change in self.changes for run in change.runs}.values())
+        self._do(
+            len(self.stages) + 1, Stage(f"changes that might help, with {found.breaks} of {self.question.num_clients} malicious", runs)
+        )
+
+    def _do(self, place: int, stage: Stage) -> None:
+        """One stage, and the page after it."""
+        last = len(self.stages) + 1
+        later = sum(len(one.runs) for one in self.stages[place:])
+        after = f"; later stages: {plural(later, 'run')}, then the changes" if later else ""
+        say(self.screen, f"Stage {place} of {last}, {stage.title}{after}", style="bold")
+        if not stage.runs:
+            say(self.screen, "nothing to run")
+            return
+        wanted = {same_question(run) for run in stage.runs}
+        there = Results(one for one in self._results().all() if same_question(one.run) in wanted)  # so that its own runs tell the pace
+        self.failed |= work_through(self.screen, stage.runs, self.how, there, parts={}, line=_line, keep=self._keep)
+        self.write()
+
+    def _keep(self, directory: Path) -> None:
+        noticed.keep(directory, self.how.out)
+
+    def _results(self) -> Results:
+        return results_in(self.how.out).results
+
+    def _runs(self) -> list[Experiment]:
+        return [run for part in ([one.runs for one in self.stages], [one.runs for one in self.changes]) for runs in part for run in runs]
+
+    # ------------------------------------------------------------ what it found
+
+    def answer(self) -> Answer:
+        there = self._results()
+        return answer(
+            self.question,
+            [run for stage in self.stages for run in stage.runs],
+            self.changes,
+            there,
+            command=self.command,
+            plugins=self.how.plugins,
+            facts=self.facts.to_dict() if self.facts else {},
+            audits=lambda key: noticed.kept(key, self.how.out),
+            problems=self._problems(there),
+        )
+
+    def _problems(self, there: Results) -> list[Problem]:
+        missing = {run.key: run for run in self._runs() if there.of(run) is None}
+        reasons = {run.key: f"failed: {why}" for run, why in self.failed.items()}
+        todo = "not run yet, or not run since the rule fails without attack: the same command tries it"
+        return [
+            *(Problem(one.what, f"left out: {one.why}") for one in dict.fromkeys(self.left_out)),
+            *(Problem(name_of(run), reasons.get(key, todo)) for key, run in missing.items()),
+        ]
+
+    def write(self) -> Answer:
+        """The page and the JSON of what is known, each replaced at once."""
+        found = self.answer()
+        checks = checklist(found)
+        self.how.out.mkdir(parents=True, exist_ok=True)
+        replace(self.how.out / FILE, (json.dumps(content(found, checks), indent=1, allow_nan=False) + "\n").encode())
+        replace(self.how.out / PAGE, redteam_page(found, checks).encode(errors="replace"))
+        return found
+
+    def _show(self, found: Answer) -> None:
+        self.screen.print()
+        say(self.screen, title(found), style="bold")
+        for warning in warnings(found):
+            say(self.screen, f"Warning: {warning}", style="yellow")
+        if found.row:
+            self.screen.print(_table(found), highlight=False)
+        for sentence in summary(found):
+            say(self.screen, sentence)
+        say(self.screen, f"{self.how.out / PAGE}: open it in a browser; the numbers are in {self.how.out / FILE}")
+
+    def say_plan(self) -> None:
+        say_left_out(self.screen, self.left_out)
+        parts = {(f"stage {place}", stage.title): stage.runs for place, stage in enumerate(self.stages, 1)}
+        work_through(self.screen, self._runs(), self.how, self._results(), parts=parts, line=_line)
+        many = len(self.question.seeds) * 3 * (len(self.question.tried) + 3)
+        say(self.screen, f"Stage {len(self.stages) + 1} tries changes where the rule breaks: up to {many} more runs.")
+
+
+def _any_seed(clean: Experiment, question: Question, there: Results) -> bool:
+    return any(there.of(dataclasses.replace(clean, seed=seed)) for seed in question.seeds)
+
+
+def _line(result: Result) -> str:
+    aim = getattr(result.run.attack, "aim", None)
+    return f"{name_of(result.run)}{f', aim {aim}' if aim else ''}: {numbers(result.error, result.final_success)}{seconds(result)}"
+
+
+def _table(found: Answer) -> Table:
+    """Attacks and shares, as the page has them."""
+    assert found.row is not None
+    counts = list(found.question.counts)[-FEW:]
+    shown = Table(title=Text(f"{found.rule}: test error / backdoor success"), title_justify="left", box=None, header_style="bold")
+    for name in ("attack", "no attack", *map(found.share, counts)):
+        shown.add_column(Text(name), justify="left" if name == "attack" else "right")
+    for line in found.row.lines:
+        if not line.idle:
+            at = {point.malicious: point for point in line.points}
+            cells = [
+                numbers(point.error.mean, point.success.mean if point.success else None) if (point := at.get(many)) else "not run"
+                for many in (0, *counts)
+            ]
+            shown.add_row(*map(Text, (line.attack, *cells)))
+    return shown

@@ -1,0 +1,150 @@
+"""Known mistakes of security evaluations, each asked of this red team and answered from its facts. "yes" is always the good answer.
+
+After Khan, Shejwalkar, Houmansadr, Anwar: On the Pitfalls of Security Evaluation of Robust Federated Learning (DLSP 2023), and their survey
+of 50 defences (Decoding FL Defenses, 2025).
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import NamedTuple
+
+from fltrust.attacks import Searched
+from fltrust.redteam.plan import CONTROL, clean_run
+from fltrust.registry import RULES
+from fltrust.report.redteam import Answer
+
+SEEDS = 3  # fewer have no spread to speak of
+MANY = 50  # clients; with fewer, one client is much
+DIFFERENT = 0.1  # mean distance of a client's classes from all clients': below, clients are alike
+STILL = 0.01  # what the last quarter of the rounds may gain: more, and training was not over
+NOT_MEASURED = "not measured"
+
+
+class Check(NamedTuple):
+    question: str
+    answer: str  # yes, no or not measured
+    why: str
+
+
+def checklist(answer: Answer) -> list[Check]:
+    return list(_checks(answer))
+
+
+def _checks(answer: Answer) -> Iterator[Check]:
+    question, clean, guess = answer.question, answer.clean, answer.facts.get("guess_error")
+    usual, results = clean_run(question), answer.results.all()
+    asked = "Does the model learn without attack?"
+    if answer.learns is None or clean is None:
+        yield Check(
+            asked, NOT_MEASURED, "There is no run without attack." if clean is None else "A guess cannot be scored with this objective."
+        )
+    else:
+        yield Check(
+            asked, _yes(answer.learns), f"Its error is {clean.error.mean:.3f}; who always gives the most frequent answer has {guess:.3f}."
+        )
+
+    yield _trained(answer)
+    yield _hard(answer)
+
+    asked = "Do the clients hold different data?"
+    if (apart := answer.facts.get("difference")) is None:
+        yield Check(asked, NOT_MEASURED, "The examples have no single class to compare.")
+    else:
+        yield Check(
+            asked,
+            _yes(apart >= DIFFERENT),
+            f"On average {apart:.0%} of a client's examples would have to change class to be like all clients' (0 % is alike; {DIFFERENT:.0%} is "
+            "asked for). Defences look better if clients are alike.",
+        )
+    yield Check(
+        "Are there many clients, of which some take part in a round?",
+        _yes(question.num_clients >= MANY and usual.clients_per_round < question.num_clients),
+        f"{question.num_clients} clients, {usual.clients_per_round} in a round. With few clients, or with all in every round, numbers do not "
+        "carry over to a federation of phones.",
+    )
+
+    searched = [one for one in results if isinstance(one.run.attack, Searched)]
+    yield Check(
+        "Does an attack adapt to the rule?",
+        _yes(bool(searched)) if results else NOT_MEASURED,
+        f"{len(searched)} runs searched the worst updates on the very rule, anew in every round."
+        if searched
+        else "No run with the search is finished. Fixed attacks make a rule look better than it is.",
+    )
+    kinds = {type(one.run.attack) for one in results if not one.run.attack.idle}
+    backdoor = any(one.success is not None for one in results)
+    yield Check(
+        "Are there several attacks, with different goals?",
+        _yes(len(kinds) > 2 and backdoor) if kinds else NOT_MEASURED,
+        f"{len(kinds)} kinds of attacks; "
+        + ("sabotage and a backdoor." if backdoor else "sabotage only: the data have no trigger for a backdoor."),
+    )
+    tested = sorted({one.run.malicious for one in results} - {0})
+    yield Check(
+        "Are several shares of malicious clients tested?",
+        _yes(len(tested) > 2),
+        f"{', '.join(map(str, tested)) or 'None'} of {question.num_clients} clients.",
+    )
+    told = sorted({field.name for layer in RULES.layers(usual.rule) for field in fields(layer)} & set(usual.rule.counts_malicious))
+    follows = bool(told) and len({getattr(one.run.rule, told[0], None) for one in results if type(one.run.rule) is type(usual.rule)}) > 1
+    yield Check(
+        "Does the rule work without knowing how many clients are malicious?",
+        _yes(not follows),
+        f"{answer.rule} was told the true number ({told[0]}), which nobody knows. Fix it with --set rule.{told[0]}=NUMBER."
+        if follows
+        else "It was told nothing that a server cannot know.",
+    )
+    counts = {len(point.results) for row in (answer.board.rows if answer.board else ()) for line in row.lines for point in line.points}
+    yield Check(
+        "Is every number a mean over several seeds?",
+        _yes(min(counts) >= SEEDS) if counts else NOT_MEASURED,
+        f"{min(counts)} to {max(counts)} seeds; at least {SEEDS} are asked for." if counts else "There is no number yet.",
+    )
+    yield Check(
+        "Is the error of every class and every client looked at?",
+        NOT_MEASURED,
+        "Only the mean over all test examples is. A rule may sacrifice small groups.",
+    )
+    yield Check(
+        "Is the attacker weaker than the worst case somewhere?",
+        _yes(any(getattr(one.run.attack, "knowledge", "") == "partial" and isinstance(one.run.attack, Searched) for one in searched))
+        if searched
+        else NOT_MEASURED,
+        "The search sees all updates, which no real client does: its numbers are a worst case. --set attack.knowledge=partial tries a weaker one.",
+    )
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _trained(answer: Answer) -> Check:
+    """Slow training hides harm: a model that has not learnt yet cannot lose much."""
+    asked = "Was training over?"
+    curves = [(one.test_error, one.rounds) for one in (answer.clean.results if answer.clean else ()) if len(one.test_error) > 3]
+    if not curves:
+        return Check(asked, NOT_MEASURED, "There is no run without attack that was evaluated four times.")
+    gains = [errors[(3 * len(errors)) // 4 - 1] - errors[-1] for errors, _ in curves]
+    gain = sum(gains) / len(gains)
+    return Check(
+        asked, _yes(gain <= STILL), f"In the last quarter of the {curves[0][1][-1]} rounds the error without attack fell by {gain:.3f}."
+    )
+
+
+def _hard(answer: Answer) -> Check:
+    """Where plain averaging survives too, the data are so easy that nothing is shown."""
+    asked = "Do these attacks harm plain averaging?"
+    rows = [*(answer.board.rows if answer.board else ()), *(row for _, board in answer.changed for row in board.rows)]
+    found = [
+        (point.error.mean, line.clean.error.mean, line.attack, point.malicious)
+        for row in rows
+        if row.name == CONTROL
+        for line in row.lines
+        for point in line.points
+        if not line.idle and point.malicious and line.clean
+    ]
+    if not found:
+        return Check(asked, NOT_MEASURED, f"{CONTROL} was not run: it is only tried where the rule breaks, or as a rival.")
+    error, before, attack, many = max(found, key=lambda one: one[0] - one[1])
+    said = f"Its error goes from {before:.3f} to {error:.3f} (attack {attack}, {many} of {answer.question.num_clients} clients)."
+    return Check(asked, _yes(error - before > answer.question.threshold), said + " Data on which nothing is harmed show nothing.")
