@@ -23,10 +23,12 @@ from fltrust.options import OPTIONS
 from fltrust.redteam import noticed
 from fltrust.redteam.facts import Facts, facts_of
 from fltrust.redteam.plan import DEMO, DEMO_SEEDS, SHARES, TRIED, Change, Question, Stage, changes, clean_run, question_of, stages
+from fltrust.registry import DATASETS
 from fltrust.report.reading import Problem, results_in, same_question
 from fltrust.report.redteam import Answer, answer, content
 from fltrust.report.redteam_checklist import checklist
-from fltrust.report.redteam_page import redteam_page, summary, title, warnings
+from fltrust.report.redteam_page import redteam_page
+from fltrust.report.redteam_text import summary, title, warnings
 from fltrust.report.words import name_of, plural
 from fltrust.store.files import replace
 from fltrust.store.results import Result, Results
@@ -87,7 +89,9 @@ def _key(question: Question) -> str:
 def _command(given: Mapping[str, str], settings: Sequence[str], asked: Mapping[str, Any], demo: bool, plugins: Sequence[Path]) -> str:
     """The options that a user gave, in one order."""
     words = ["fltrust", "redteam", *(["--demo"] if demo else [])]
-    words += [word for name, value in given.items() for word in (OPTIONS[name], value)]
+    if (data := given.get("dataset")) is not None:
+        words += ["--dataset" if data in DATASETS else "--task", data]
+    words += [word for name, value in given.items() if name != "dataset" for word in (OPTIONS[name], value)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += [
         word
@@ -176,7 +180,7 @@ class _Team:
         return results_in(self.how.out).results
 
     def _runs(self) -> list[Experiment]:
-        return [run for part in ([one.runs for one in self.stages], [one.runs for one in self.changes]) for runs in part for run in runs]
+        return [run for runs in (*(one.runs for one in self.stages), *(one.runs for one in self.changes)) for run in runs]
 
     # ------------------------------------------------------------ what it found
 

@@ -234,6 +234,7 @@ def content(answer: Answer, checklist: Sequence[Any]) -> dict[str, Any]:
         "hardware": by_hardware(answer.results.all()),
         "rule": answer.rule,
         "task": clean_run(question).dataset,
+        "experiment": clean_run(question).to_dict(),
         "num_clients": question.num_clients,
         "points": question.points,
         "seeds": list(question.seeds),

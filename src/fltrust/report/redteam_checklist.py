@@ -53,14 +53,14 @@ def _checks(answer: Answer) -> Iterator[Check]:
         yield Check(
             asked,
             _yes(apart >= DIFFERENT),
-            f"On average {apart:.0%} of a client's examples would have to change class to be like all clients' (0 % is alike; {DIFFERENT:.0%} is "
-            "asked for). Defences look better if clients are alike.",
+            f"On average {apart:.0%} of a client's examples would have to change class to be like all clients' together; {DIFFERENT:.0%} "
+            "is asked for. Defences look better if clients are alike.",
         )
     yield Check(
         "Are there many clients, of which some take part in a round?",
         _yes(question.num_clients >= MANY and usual.clients_per_round < question.num_clients),
-        f"{question.num_clients} clients, {usual.clients_per_round} in a round. With few clients, or with all in every round, numbers do not "
-        "carry over to a federation of phones.",
+        f"{question.num_clients} clients, {usual.clients_per_round} in a round. Numbers with few clients, or with all of them in every "
+        "round, do not carry over to a federation of phones.",
     )
 
     searched = [one for one in results if isinstance(one.run.attack, Searched)]
@@ -106,11 +106,12 @@ def _checks(answer: Answer) -> Iterator[Check]:
         "Only the mean over all test examples is. A rule may sacrifice small groups.",
     )
     yield Check(
-        "Is the attacker weaker than the worst case somewhere?",
+        "Is a realistic attacker tried too, which sees only its own clients?",
         _yes(any(getattr(one.run.attack, "knowledge", "") == "partial" and isinstance(one.run.attack, Searched) for one in searched))
         if searched
         else NOT_MEASURED,
-        "The search sees all updates, which no real client does: its numbers are a worst case. --set attack.knowledge=partial tries a weaker one.",
+        "A search with full knowledge sees all updates, which no real client does: its numbers are a worst case. "
+        "--set attack.knowledge=partial tries a weaker one.",
     )
 
 

@@ -10,10 +10,11 @@ from fltrust.report.markup import tag
 from fltrust.report.page import html_page
 from fltrust.report.redteam import Answer, Looked, Worst
 from fltrust.report.redteam_checklist import Check
+from fltrust.report.redteam_text import points, seeds_of, setting, summary, title, warnings
 from fltrust.report.survival import Line, Point
 from fltrust.report.sweep import leftovers_section, numbers_section, says, survival_section
 from fltrust.report.tables import mean_and_spread
-from fltrust.report.words import by_hardware, plural, signed
+from fltrust.report.words import by_hardware, plural
 
 LEVELS = (0.5, 1, 2, 4, 8)  # times the threshold: where the colour of a cell changes, as in a sweep's table
 MARKERS = "osD^vXP*"
@@ -38,6 +39,7 @@ def redteam_page(answer: Answer, checks: Sequence[Check]) -> str:
         "header",
         tag("p", "fltrust redteam", class_="kicker"),
         tag("h1", title(answer)),
+        tag("p", setting(answer), class_="claim"),
         *(tag("p", tag("b", "Warning: "), warning, class_="finding") for warning in warnings(answer)),
         tag("ul", *(tag("li", sentence) for sentence in summary(answer)), class_="lede"),
         _facts(answer),
@@ -61,92 +63,7 @@ class _Embedded(Embedded):
         return super().open(heading, says, results, command or self._answer.command)
 
 
-# ---------------------------------------------------------------- the answer in words, for the page and for the terminal
-
-
-def title(answer: Answer) -> str:
-    survival = answer.survival
-    if survival is None:
-        return f"{answer.rule}: no breaking point yet"
-    if answer.breaks is None:
-        return f"{answer.rule} holds up to {answer.share(survival[0].most)} malicious clients, all that was tested"
-    return f"{answer.rule} breaks at {answer.share(answer.breaks)} malicious clients"
-
-
-def warnings(answer: Answer) -> list[str]:
-    """What makes the numbers worthless."""
-    said = []
-    if answer.row is None:
-        begun = "has no finished run without attack, so nothing can be said of it"
-        why = next((f": {one.why}" for one in answer.problems if not one.why.startswith("not run yet")), "")
-        said.append(f"{answer.rule} {begun}{why}.")
-    if answer.learns is False and answer.clean:
-        said.append(
-            f"the task does not learn. Without attack the error is {answer.clean.error.mean:.3f}, and who always gives the most frequent answer "
-            f"has {answer.facts['guess_error']:.3f}. A model that has learnt nothing cannot be harmed: mend the task first."
-        )
-    return said
-
-
-def summary(answer: Answer) -> list[str]:
-    """The answer in a few sentences made from its numbers."""
-    question, survival, clean = answer.question, answer.survival, answer.clean
-    if clean is None:
-        return []
-    said = [f"Without attack the test error is {mean_and_spread(clean.error)} ({_seeds(clean)})."]
-    if survival is None:
-        return said
-    most, line = survival[0].most, survival[1]
-    if answer.breaks is None:
-        said.append(
-            f"No tested share costs more than {question.points:g} points. The largest is {answer.share(most)} ({most} of {question.num_clients})."
-        )
-    else:
-        up_to = (
-            f"The largest tested share that costs at most {question.points:g} points is {answer.share(most)}"
-            if most
-            else f"Every tested share costs more than {question.points:g} points"
-        )
-        at = next(point for point in line.points if point.malicious == answer.breaks)
-        said.append(
-            f"{up_to}. With {answer.share(answer.breaks)} ({answer.breaks} of {question.num_clients}), {line.attack} takes {_taken(line, at)}."
-        )
-    if (looked := answer.noticed()) is not None and answer.breaks is not None:
-        said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}.")
-    if (best := answer.best) is not None and (own := answer.as_it_is) is not None:
-        said.append(f"What helped most: {best.what}. It costs {_points(best.cost)} instead of {_points(own.cost)} there.")
-    elif len(answer.compared()) > 1:
-        said.append(f"None of the {len(answer.compared()) - 1} changes that were tried helped clearly.")
-    return said
-
-
-NOTICED = {"yes": "You would have noticed.", "in part": "You might have noticed.", "no": "You would not have noticed."}
-
-
-def _taken(line: Line, at: Point) -> str:
-    error = f"the error to {mean_and_spread(at.error)}"
-    if at.success is None or line.clean is None:
-        return error
-    before = line.clean.success.mean if line.clean.success else 0.0
-    gained = at.success.mean - before
-    return f"the backdoor's success to {mean_and_spread(at.success)}" if gained > at.error.mean - line.clean.error.mean else error
-
-
-def _accused(looked: Looked) -> str:
-    many = plural(len(looked.seen), "run")
-    return (
-        f"The audit accuses {looked.total('found')} of {looked.total('malicious')} malicious and {looked.total('accused')} of "
-        f"{looked.total('honest')} honest clients under {looked.attack} ({many})"
-    )
-
-
-def _points(cost: float) -> str:
-    return f"{signed(100 * cost, 1).removeprefix('+')} points"
-
-
-def _seeds(point: Point) -> str:
-    seeds = [one.run.seed for one in point.results]
-    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"
+# ---------------------------------------------------------------- the first screen
 
 
 def _facts(answer: Answer) -> Element:
@@ -161,7 +78,7 @@ def _facts(answer: Answer) -> Element:
     ]
     if answer.clean:
         shown.insert(
-            0, (f"{answer.clean.error.mean:.3f}", "error without attack", f"± {answer.clean.error.spread:.3f}, {_seeds(answer.clean)}")
+            0, (f"{answer.clean.error.mean:.3f}", "error without attack", f"± {answer.clean.error.spread:.3f}, {seeds_of(answer.clean)}")
         )
     if survival:
         least = "≥ " if answer.breaks is None else ""
@@ -212,9 +129,9 @@ def _breaking_section(embedded: Embedded, answer: Answer) -> Element:
         tag("h2", f"Where {answer.rule} breaks"),
         tag(
             "p",
-            f"A share breaks the rule if some attack costs more than {question.points:g} points there: of test error, or of backdoor success, above "
-            "the same rule without attack. Means over seeds count. Bars are the standard deviation over seeds. Darker cells show more harm, and ▲ "
-            "marks a share that breaks the rule. Click a number to see its runs and the command that repeats each.",
+            f"A share breaks the rule if some attack costs more than {question.points:g} points there: of test error, or of backdoor "
+            "success, above the same rule without attack. Means over seeds count. Bars are the standard deviation over seeds. Darker cells "
+            "show more harm, and ▲ marks a share that breaks the rule. Click a number to see its runs and the command that repeats each.",
             class_="claim",
         ),
         host,
@@ -258,7 +175,7 @@ def _figure(answer: Answer, lines: Sequence[Line], cells: dict[tuple[str, int], 
 def _open(embedded: Embedded, answer: Answer, line: Line, point: Point) -> int:
     attack = line.attack if point.malicious else "no attack"
     who = f"{point.malicious} of {answer.question.num_clients} malicious"
-    return embedded.open(" · ".join((answer.rule, attack, who)), [*says(line, point), f"{_seeds(point).capitalize()}."], point.results)
+    return embedded.open(" · ".join((answer.rule, attack, who)), [*says(line, point), f"{seeds_of(point).capitalize()}."], point.results)
 
 
 def _cell(answer: Answer, line: Line, point: Point | None, cells: dict[tuple[str, int], int]) -> Element:
@@ -286,7 +203,7 @@ def _cell(answer: Answer, line: Line, point: Point | None, cells: dict[tuple[str
 def _noticed_section(answer: Answer) -> Element:
     looked = [one for one in answer.looked() if one.malicious == answer.shown]
     before = [one for one in answer.looked() if one.malicious == 0][:1]
-    head = ("attack", "noticed?", "since", "what the audit shows", "")
+    head = ("attack", "noticed?", "since", "what the audit shows", "both sides")
     rows = [_noticed_row(one) for one in [*before, *looked]]
     where = f"{answer.shown} of {answer.question.num_clients} clients malicious" if answer.shown else "no attack"
     rounds = min((seen["rounds"] for one in [*before, *looked] for seen in one.seen), default=0)
@@ -295,8 +212,9 @@ def _noticed_section(answer: Answer) -> Element:
         tag("h2", "Would you have noticed?"),
         tag(
             "p",
-            f"What “fltrust audit” says of the same runs, {where}, all seeds together. “Yes” means that it accuses at least half of the malicious "
-            f"clients, and fewer honest ones than malicious ones. It saw {plural(rounds, 'round')} of each run: those that were evaluated.",
+            f"What “fltrust audit” says of the same runs, {where}, all seeds together. “Yes” means that it accuses at least half of the "
+            f"malicious clients, and fewer honest ones than malicious ones. It saw {plural(rounds, 'round')} of each run: those that were "
+            "evaluated. No attack here tries to hide from the audit, so “yes” is no promise.",
             class_="claim",
         ),
     )
@@ -347,9 +265,10 @@ def _changes_section(embedded: Embedded, answer: Answer) -> Element:
     section.append(
         tag(
             "p",
-            f"Measured, with {where}. Each change meets the attack that broke the rule, and the search on the changed rule itself; rivals meet all "
-            "attacks. The worst of them counts. Costs are above the error (or backdoor success) of the rule in question without attack, so a change "
-            "that learns worse does not look better. Red-team a change before you adopt it: other attacks may do it more harm.",
+            f"Measured, with {where}. Each change meets the attack that broke the rule, and the search on the changed rule itself; rivals "
+            "meet all attacks. The worst of them counts. Costs are above the error (or backdoor success) of the rule in question without "
+            "attack, so a change that learns worse does not look better. Red-team a change before you adopt it: other attacks may do it "
+            "more harm.",
             class_="claim",
         )
     )
@@ -359,7 +278,7 @@ def _changes_section(embedded: Embedded, answer: Answer) -> Element:
             tag(
                 "p",
                 tag("b", f"Most useful: {best.what}. "),
-                f"It costs {_points(best.cost)} instead of {_points(own.cost)}.",
+                f"It costs {points(best.cost)} instead of {points(own.cost)}.",
                 class_="finding",
             )
         )
@@ -387,12 +306,12 @@ def _change_row(embedded: Embedded, answer: Answer, one: Worst, best: bool) -> E
     who = f"{one.point.malicious} of {answer.question.num_clients} malicious"
     under = embedded.open(
         " · ".join((one.what, one.attack, who)),
-        [f"Test error {mean_and_spread(one.point.error)}. {_seeds(one.point).capitalize()}."],
+        [f"Test error {mean_and_spread(one.point.error)}. {seeds_of(one.point).capitalize()}."],
         one.point.results,
     )
     before = embedded.open(
         " · ".join((one.what, "no attack")),
-        [f"Test error {mean_and_spread(one.clean.error)}. {_seeds(one.clean).capitalize()}."],
+        [f"Test error {mean_and_spread(one.clean.error)}. {seeds_of(one.clean).capitalize()}."],
         one.clean.results,
     )
 
@@ -402,7 +321,7 @@ def _change_row(embedded: Embedded, answer: Answer, one: Worst, best: bool) -> E
     return tag(
         "tr",
         tag("th", tag("b", one.what) if best else one.what, scope="row"),
-        tag("td", _points(one.cost), class_="change"),
+        tag("td", points(one.cost), class_="change"),
         opens(mean_and_spread(one.point.error), under),
         tag("td", "" if one.point.success is None else mean_and_spread(one.point.success), class_="change"),
         opens(mean_and_spread(one.clean.error), before),
@@ -431,8 +350,8 @@ def _checklist_section(checks: Sequence[Check]) -> Element:
         tag("h2", "How far can you trust these numbers?"),
         tag(
             "p",
-            "Known mistakes of security evaluations, answered from the facts of this red team; “yes” is the good answer. After Khan, Shejwalkar, "
-            "Houmansadr and Anwar, ",
+            "Known mistakes of security evaluations, answered from the facts of this red team; “yes” is the good answer. After Khan, "
+            "Shejwalkar, Houmansadr and Anwar, ",
             tag("em", "On the Pitfalls of Security Evaluation of Robust Federated Learning"),
             " (DLSP 2023), and their later survey of 50 defences.",
             class_="claim",

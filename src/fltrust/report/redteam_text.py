@@ -1,0 +1,97 @@
+"""What a red team found in a few sentences made from its numbers, for the page and for the terminal."""
+
+from fltrust.redteam.plan import clean_run
+from fltrust.report.redteam import Answer, Looked
+from fltrust.report.survival import Line, Point
+from fltrust.report.tables import mean_and_spread
+from fltrust.report.words import plural, signed
+
+NOTICED = {"yes": "You would have noticed.", "in part": "You might have noticed.", "no": "You would not have noticed."}
+
+
+def title(answer: Answer) -> str:
+    survival = answer.survival
+    if survival is None:
+        return f"{answer.rule}: no breaking point yet"
+    if answer.breaks is None:
+        return f"{answer.rule} holds up to {answer.share(survival[0].most)} malicious clients, all that was tested"
+    return f"{answer.rule} breaks at {answer.share(answer.breaks)} malicious clients"
+
+
+def setting(answer: Answer) -> str:
+    run = clean_run(answer.question)
+    taking_part = "" if run.clients_per_round == run.num_clients else f", {run.clients_per_round} in a round"
+    return f"On {run.dataset}: {run.num_clients} clients{taking_part}, {plural(run.rounds, 'round')}, model {run.model}."
+
+
+def warnings(answer: Answer) -> list[str]:
+    """What makes the numbers worthless."""
+    said = []
+    if answer.row is None:
+        begun = "has no finished run without attack, so nothing can be said of it"
+        own = [one for one in answer.problems if one.what.startswith(f"rule {answer.rule},") or f", {answer.rule}, " in one.what]
+        why = next((f": {one.why}" for one in own if one.why.startswith(("left out", "failed"))), "")
+        said.append(f"{answer.rule} {begun}{why}.")
+    if answer.learns is False and answer.clean:
+        said.append(
+            f"the task does not learn. Without attack the error is {answer.clean.error.mean:.3f}. Who always gives the most frequent "
+            f"answer has {answer.facts['guess_error']:.3f}. A model that has learnt nothing cannot be harmed: mend the task first."
+        )
+    return said
+
+
+def summary(answer: Answer) -> list[str]:
+    """The answer in a few sentences made from its numbers."""
+    question, survival, clean = answer.question, answer.survival, answer.clean
+    if clean is None:
+        return []
+    clients = question.num_clients
+    said = [f"Without attack the test error is {mean_and_spread(clean.error)} ({seeds_of(clean)})."]
+    if survival is None:
+        return said
+    most, line = survival[0].most, survival[1]
+    if answer.breaks is None:
+        said.append(
+            f"No tested share costs more than {question.points:g} points. The largest is {answer.share(most)} ({most} of {clients})."
+        )
+    else:
+        up_to = (
+            f"The largest tested share that costs at most {question.points:g} points is {answer.share(most)}"
+            if most
+            else f"Even the smallest tested share costs more than {question.points:g} points"
+        )
+        at = next(point for point in line.points if point.malicious == answer.breaks)
+        said.append(f"{up_to}. With {answer.share(answer.breaks)} ({answer.breaks} of {clients}), {line.attack} takes {_taken(line, at)}.")
+    if (looked := answer.noticed()) is not None and answer.breaks is not None:
+        said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}.")
+    if (best := answer.best) is not None and (own := answer.as_it_is) is not None:
+        said.append(f"What helped most: {best.what}. It costs {points(best.cost)} instead of {points(own.cost)} there.")
+    elif len(answer.compared()) > 1:
+        said.append(f"None of the {len(answer.compared()) - 1} changes that were tried helped clearly.")
+    return said
+
+
+def _taken(line: Line, at: Point) -> str:
+    error = f"the error to {mean_and_spread(at.error)}"
+    if at.success is None or line.clean is None:
+        return error
+    before = line.clean.success.mean if line.clean.success else 0.0
+    gained = at.success.mean - before
+    return f"the backdoor's success to {mean_and_spread(at.success)}" if gained > at.error.mean - line.clean.error.mean else error
+
+
+def _accused(looked: Looked) -> str:
+    many = plural(len(looked.seen), "run")
+    return (
+        f"The audit accuses {looked.total('found')} of {looked.total('malicious')} malicious and {looked.total('accused')} of "
+        f"{looked.total('honest')} honest clients under {looked.attack} ({many})"
+    )
+
+
+def points(cost: float) -> str:
+    return f"{signed(100 * cost, 1).removeprefix('+')} points"
+
+
+def seeds_of(point: Point) -> str:
+    seeds = [one.run.seed for one in point.results]
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(map(str, seeds))}"

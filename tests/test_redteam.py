@@ -1,0 +1,525 @@
+"""`fltrust redteam`: what it plans, what it concludes from results, and a whole red team of one's own task through the command line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up import made_up
+from typer.testing import CliRunner
+
+from fltrust.attacks import NoAttack, Searched
+from fltrust.cli import app, many
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.redteam import noticed
+from fltrust.redteam.facts import facts_of
+from fltrust.redteam.plan import Question, changes, counts_of, question_of, stages
+from fltrust.registry import MODELS, RULES
+from fltrust.report.redteam import Answer, answer, content
+from fltrust.report.redteam_checklist import checklist
+from fltrust.report.redteam_text import summary, title, warnings
+from fltrust.rules import FLTrust, Krum
+from fltrust.running import pool
+from fltrust.store.results import Result, Results, read
+
+ASKED: dict[str, Any] = {"shares": "5,10,20,40", "points": 5.0, "seeds": 1, "tried": "median", "precision": "float32"}
+
+
+def asked(settings: tuple[str, ...] = (), tried: str = "median", shares: str = "5,10,20,40", seeds: int = 1, **given: str) -> Question:
+    return question_of({"dataset": "mnist-5k", **given}, settings, **{**ASKED, "tried": tried, "shares": shares, "seeds": seeds})
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def test_a_share_is_as_many_clients_as_fit_in_it_and_too_few_are_named() -> None:
+    assert counts_of([5, 10, 20, 30, 40, 50], 20)[0] == {1: 5, 2: 10, 4: 20, 6: 30, 8: 40, 10: 50}
+    counts, left_out = counts_of([5, 20, 30, 50], 5)
+    assert counts == {1: 20, 2: 50}
+    assert [one.why for one in left_out] == [
+        "too few clients: 5 % of 5 is less than one client",
+        "too few clients: 30 % of 5 is 1, as for 20 %",
+    ]
+    with pytest.raises(InputError, match="no share is as much as one of 3 clients"):
+        counts_of([5], 3)
+
+
+def test_stages_go_from_cheap_to_dear_and_no_run_stands_in_two() -> None:
+    question = asked(rule="krum,median", attack="trim,scaling", seeds=2)
+    (clean, known, searched), left_out = stages(question)
+    assert left_out == []
+    assert {run.malicious for run in clean.runs} == {0}
+    assert sum(isinstance(run.attack, NoAttack) for run in clean.runs) == 4  # two rules, two seeds; scaling's backdoor is measured too
+    assert {run.malicious for run in known.runs} == {1, 2, 4, 8}
+    assert len(known.runs) == 2 * 2 * 4 * 2
+    assert {run.attack for run in searched.runs} == {Searched(aim="mean"), Searched(aim="sign")}
+    assert {run.rule for run in known.runs if run.malicious == 4 and isinstance(run.rule, Krum)} == {Krum(tolerate=4)}
+    keys = [run.key for stage in (clean, known, searched) for run in stage.runs]
+    assert len(keys) == len(set(keys))
+    seeds = [run.seed for run in known.runs]
+    assert seeds == sorted(seeds)  # a first seed of everything is worth more than all seeds of something
+
+
+def test_a_parameter_of_the_rule_is_not_its_rivals_and_one_of_attacks_is_all_of_theirs() -> None:
+    question = asked(("rule.tolerate=3", "attack.knowledge=partial"), rule="krum,median", attack="trim,scaling")
+    assert question.rules == ({"name": "krum", "tolerate": 3}, "median")
+    (clean, known, searched), left_out = stages(question)
+    assert {run.rule for run in known.runs if isinstance(run.rule, Krum)} == {Krum(tolerate=3)}
+    assert {run.attack.knowledge for run in (*known.runs, *searched.runs)} == {"partial"}
+    assert {type(run.attack) for run in clean.runs} == {NoAttack}
+    assert {one.what.partition(", malicious")[0] for one in left_out} == {
+        "rule krum tolerate=3, attack scaling",
+        "rule median, attack scaling",
+    }
+
+
+def test_the_audit_has_ten_rounds_to_see() -> None:
+    assert stages(asked(rounds="60"))[0][0].runs[0].evaluate_every == 6
+    assert stages(asked(rounds="3"))[0][0].runs[0].evaluate_every == 1
+    assert stages(asked(rounds="60", evaluate_every="30"))[0][0].runs[0].evaluate_every == 30
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"points": 0.0}, "--points must be a number above 0 and up to 100, not 0"),
+        ({"points": float("nan")}, "--points must be a number"),
+        ({"shares": "5,x"}, "--shares 5,x: expected per cents above 0 and below 100"),
+        ({"shares": "0"}, "expected per cents"),
+        ({"shares": "100"}, "expected per cents"),
+        ({"shares": ""}, "expected per cents"),
+        ({"seeds": 0}, "seeds must be a whole number"),
+        ({"tried": "kum"}, "did you mean 'krum'"),
+        ({"given": {"rule": "fltrst"}}, "did you mean 'fltrust'"),
+        ({"given": {"rounds": "0"}}, "rounds must be at least 1"),
+        ({"given": {"rounds": "10,20"}}, "rounds has 2 values: a red team varies rule and attack alone"),
+        ({"settings": ["malicious=3"]}, "malicious cannot be set"),
+        ({"settings": ["rule.tolerat=3"], "given": {"rule": "krum"}}, "did you mean 'tolerate'"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(change: dict[str, Any], said: str) -> None:
+    given, settings = change.pop("given", {}), change.pop("settings", [])
+    with pytest.raises(InputError, match=re.escape(said)):
+        question_of({"dataset": "mnist-5k", **given}, settings, **{**ASKED, **change})
+
+
+def test_changes_are_larger_root_sets_other_rules_and_the_control_each_under_the_search_too() -> None:
+    question = asked(tried="fltrust,median")
+    trim = Experiment.on("mnist-5k", attack="trim").to_dict()["attack"]
+    facts = {"train_examples": 4000, "own_root": False}
+    made, left_out = changes(question, trim, 4, broken=True, **facts)
+    assert left_out == []
+    assert [one.what for one in made] == [
+        "a root set of 200 instead of 100",
+        "a root set of 500 instead of 100",
+        "median instead",  # fltrust is the rule in question
+        "fedavg instead (plain averaging, for comparison)",
+    ]
+    for change in made:
+        assert {(type(run.attack).__name__, run.malicious) for run in change.runs} == {("NoAttack", 0), ("TrimAttack", 4), ("Searched", 4)}
+    assert {run.root_size for run in made[0].runs} == {200}
+    few, _ = changes(question, trim, 4, broken=True, train_examples=1200, own_root=False)
+    assert [one.what for one in few][:2] == ["a root set of 200 instead of 100", "median instead"]  # 500 are too much of 1,200
+    own, _ = changes(question, trim, 4, broken=True, train_examples=4000, own_root=True)
+    assert own[0].what == "median instead"
+    unbroken, _ = changes(question, trim, 4, broken=False, **facts)
+    assert [one.what for one in unbroken] == ["fedavg instead (plain averaging, for comparison)"]
+
+
+# ---------------------------------------------------------------- what it concludes
+
+FACTS = {"train_examples": 4000, "test_examples": 1000, "guess_error": 0.9, "difference": 0.4, "own_root": False}
+
+
+def concluded(ends: Callable[[Experiment], float], question: Question, *, facts: dict[str, Any] = FACTS, audits: Any = None) -> Answer:
+    """The answer if every run ended at this error; the changes are those where the rule breaks."""
+    runs = [run for stage in stages(question)[0] for run in stage.runs]
+
+    def found(of: list[Experiment]) -> list[Result]:
+        return [made_up(run, error=ends(run) + 0.002 * run.seed, success=0.01, seed=run.seed) for run in of]
+
+    about: dict[str, Any] = {
+        "command": "fltrust redteam",
+        "plugins": (),
+        "facts": facts,
+        "audits": audits or (lambda key: None),
+        "problems": (),
+    }
+    first = answer(question, runs, [], Results(found(runs)), **about)
+    if first.breaks is None or first.survival is None:
+        return first
+    worst = first.survival[1].points[-1].results[0].run.to_dict()["attack"]
+    made, _ = changes(question, worst, first.breaks, broken=True, train_examples=4000, own_root=False)
+    results = found([*runs, *(run for change in made for run in change.runs)])
+    return answer(question, runs, made, Results(results), **about)
+
+
+def breaks_at_4(run: Experiment) -> float:
+    """FLTrust breaks under the search from 4 of 20 on; 500 root examples help, the median does not; FedAvg is ruined."""
+    if not run.malicious:
+        return 0.1
+    if not isinstance(run.attack, Searched):
+        return 0.12
+    if not isinstance(run.rule, FLTrust):
+        return 0.9
+    return 0.13 if run.malicious < 4 else {100: 0.3, 200: 0.28, 500: 0.16}[run.root_size]
+
+
+def test_the_breaking_point_and_the_change_that_helped_most() -> None:
+    found = concluded(breaks_at_4, asked(attack="trim", seeds=3))
+    assert found.survival is not None
+    assert found.survival[0] == (2, 4)
+    assert found.survival[1].attack == "searched"
+    assert title(found) == "fltrust breaks at 20 % malicious clients"
+    assert next(one.what for one in found.compared()) == "a root set of 500 instead of 100"
+    assert found.best is not None
+    assert found.best.cost == pytest.approx(0.06)
+    said = " ".join(summary(found))
+    assert "Without attack the test error is 0.102 ± 0.002 (seeds 0, 1, 2)." in said
+    assert (
+        "The largest tested share that costs at most 5 points is 10 %. With 20 % (4 of 20), searched takes the error to 0.302 ± 0.002."
+        in said
+    )
+    assert "What helped most: a root set of 500 instead of 100. It costs 6.0 points instead of 20.0 points there." in said
+    assert warnings(found) == []
+    assert [(one.point.malicious, round(one.cost, 3)) for one in found.curve()] == [(1, 0.03), (2, 0.03), (4, 0.2), (8, 0.2)]
+
+
+def test_a_change_within_the_spread_or_a_point_is_no_help() -> None:
+    def nothing_helps(run: Experiment) -> float:
+        error = breaks_at_4(run)
+        return 0.295 if run.root_size > 100 and run.malicious else error
+
+    found = concluded(nothing_helps, asked(attack="trim"))
+    assert found.best is None
+    assert "None of the 4 changes that were tried helped clearly." in summary(found)
+    assert content(found, [])["most_useful_change"] is None
+
+
+def test_a_change_that_learns_worse_is_measured_against_the_rule_in_question() -> None:
+    def poor(run: Experiment) -> float:
+        return 0.5 if RULES.name_of(run.rule) == "median" else breaks_at_4(run)  # unharmed, but it never learnt much
+
+    found = concluded(poor, asked(attack="trim"))
+    costs = {one.what: one.cost for one in found.compared()}
+    assert costs["median instead"] == pytest.approx(0.4)
+    assert found.best is not None
+    assert found.best.what.startswith("a root set of 500")
+
+
+def test_a_rule_that_holds_is_said_to_hold_only_as_far_as_it_was_tested() -> None:
+    found = concluded(lambda run: 0.1, asked(attack="trim"))
+    assert found.breaks is None
+    assert found.compared() == []
+    assert title(found) == "fltrust holds up to 40 % malicious clients, all that was tested"
+    assert found.shown == 8
+
+
+def test_a_task_that_does_not_learn_is_named() -> None:
+    found = concluded(lambda run: 0.89, asked(attack="trim"))
+    assert found.learns is False
+    assert "the task does not learn. Without attack the error is 0.890." in warnings(found)[0]
+    assert checklist(found)[0].answer == "no"
+    assert content(found, checklist(found))["learns"] is False
+    assert concluded(lambda run: 0.8, asked(attack="trim")).learns is True
+    assert concluded(lambda run: 0.8, asked(attack="trim"), facts={**FACTS, "guess_error": None}).learns is None
+
+
+def test_the_checklist_is_answered_from_the_facts() -> None:
+    def answers(found: Answer) -> dict[str, str]:
+        return {check.question: check.answer for check in checklist(found)}
+
+    one_seed = answers(concluded(breaks_at_4, asked(attack="trim")))
+    three = answers(concluded(breaks_at_4, asked(attack="trim,label-flip,scaling", seeds=3), facts={**FACTS, "difference": 0.01}))
+    for question, first, second in (
+        ("Is every number a mean over several seeds?", "no", "yes"),
+        ("Do the clients hold different data?", "yes", "no"),
+        ("Are there several attacks, with different goals?", "no", "yes"),
+        ("Do these attacks harm plain averaging?", "yes", "yes"),
+        ("Does an attack adapt to the rule?", "yes", "yes"),
+        ("Does the rule work without knowing how many clients are malicious?", "yes", "yes"),
+    ):
+        assert (one_seed[question], three[question]) == (first, second), question
+    holds = answers(concluded(lambda run: 0.1, asked(attack="trim")))
+    assert holds["Do these attacks harm plain averaging?"] == "not measured"
+    krum = concluded(lambda run: 0.1, asked(rule="krum", attack="trim"))
+    assert answers(krum)["Does the rule work without knowing how many clients are malicious?"] == "no"
+    many_clients = concluded(lambda run: 0.1, asked(attack="trim", num_clients="100", clients_per_round="20"))
+    assert answers(many_clients)["Are there many clients, of which some take part in a round?"] == "yes"
+
+
+def test_you_notice_if_the_malicious_are_accused_and_not_the_honest() -> None:
+    def seen(found: int, accused: int) -> dict[str, Any]:
+        sides = {"malicious": 0.1, "honest": 0.5}
+        about = {"rounds": 10, "malicious": 4, "honest": 16, "hostile": found, "since": 3, "evidence": "it is odd", "trust": sides}
+        return {**about, "found": found, "accused": accused, "share": sides}
+
+    for found, accused, said in ((4, 0, "yes"), (2, 1, "yes"), (1, 0, "in part"), (3, 3, "in part"), (0, 5, "no")):
+        audit = seen(found, accused)
+        looked = concluded(breaks_at_4, asked(attack="trim"), audits=lambda key, audit=audit: audit).noticed()
+        assert looked is not None
+        assert (looked.attack, looked.malicious, looked.noticed) == ("searched", 4, said)
+    assert concluded(breaks_at_4, asked(attack="trim")).noticed() is None  # nobody looked
+
+
+def test_a_guess_and_the_clients_of_a_task(tmp_path: Path) -> None:
+    name = write_task(tmp_path)
+    facts = facts_of(Experiment.on(name, malicious=0, attack="none"), None)
+    assert (facts.train_examples, facts.test_examples, facts.own_root) == (240, 60, False)
+    assert facts.guess_error == pytest.approx(2 / 3)
+    alike = facts_of(Experiment.on(name, malicious=0, attack="none", bias=1 / 3), None).difference
+    apart = facts_of(Experiment.on(name, malicious=0, attack="none", bias=1.0), None).difference
+    assert alike is not None
+    assert apart == pytest.approx(2 / 3)
+    assert alike < 0.25
+
+
+# ---------------------------------------------------------------- as a user runs it
+
+TASK = """
+import numpy as np
+from fltrust.datasets import Examples
+
+
+def build():
+    rng = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    points = (2 * np.eye(3, 4)[labels] + 0.5 * rng.standard_normal((300, 4))).astype(np.float32)
+    settings = dict(model="logistic", num_clients=10, malicious=2, bias=0.5, rounds=4, batch_size=8, global_lr=LR, root_size=12)
+    return Examples(points[:240], labels[:240], points[240:], labels[240:], settings=settings)
+"""
+RULES_FILE = """
+from dataclasses import dataclass
+from fltrust import RULES, FedAvg
+
+
+@RULES.register("raises")
+@dataclass(frozen=True)
+class Raises(FedAvg):
+    def aggregate(self, received):
+        raise ValueError("no <b>aggregate</b>")
+
+
+@RULES.register("raises-later")
+@dataclass(frozen=True)
+class RaisesLater(FedAvg):
+    def aggregate(self, received):
+        if received.updates.shape[1] > 1:  # a real model, not a trial
+            raise ZeroDivisionError("later")
+        return super().aggregate(received)
+"""
+COMMAND = ["redteam", "--task", "my_task.py:build", "--rule", "fltrust", "--attack", "trim,scaling", "--shares", "5,20,40", "--points", "1"]
+COMMAND += ["--seeds", "1", "--try", "median", "--device", "cpu", "--out", "out"]
+PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
+
+
+def write_task(folder: Path, learning_rate: float = 0.3) -> str:
+    path = folder / "my_task.py"
+    path.write_text(TASK.replace("LR", str(learning_rate)))
+    return f"{path}:build"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A task and rules of one's own, in the current folder. Runs are done in this process, one after the other."""
+    write_task(tmp_path)
+    (tmp_path / "my_rules.py").write_text(RULES_FILE)
+    monkeypatch.chdir(tmp_path)
+    for registry in (MODELS, RULES):
+        list(registry)
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    monkeypatch.setattr(many, "execute", here)
+    return tmp_path
+
+
+def here(runs: Any, work: Path, *, device: str, data_dir: str | None = None, **_: Any) -> Iterator[pool.Event]:
+    tasks = pool.Tasks(device, data_dir)
+    for run in runs:
+        yield pool._done(run, work, tasks, SimpleNamespace(send=lambda event: None))  # type: ignore[arg-type]
+
+
+def fltrust(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False, env={"COLUMNS": "200"})
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def written(path: Path = Path("out")) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "redteam.json").read_text())
+    return found
+
+
+def test_a_red_team_of_ones_own_task(folder: Path) -> None:
+    planned = fltrust(*COMMAND, "--dry-run")
+    assert "stage 3  under the search" in planned
+    assert not Path("out").exists()
+    said = fltrust(*COMMAND)
+    assert next(line for line in said.splitlines() if line.startswith("Stage")).startswith(
+        "Stage 1 of 4, without attack; later stages: 6 runs"
+    )
+    assert "out/index.html: open it in a browser" in said
+    found = written()
+    assert found["learns"] is True
+    assert found["clean"]["seeds"] == [0]
+    assert [one["under_attack"]["malicious"] for one in found["curve"]] == [2, 4]
+    reasons = {one["what"]: one["why"] for one in found["not_run"]}
+    assert reasons["5 % malicious"] == "left out: too few clients: 5 % of 10 is less than one client"
+    assert "needs a trigger" in reasons["rule fltrust, attack scaling"]
+
+    # Every number is that of the stored runs, and each run is named with its seed, its file and a command.
+    stored = {one.run.key: one for one in read(Path("out")).all()}
+    assert found["runs"].keys() == stored.keys()
+    for key, one in found["runs"].items():
+        assert (one["error"], one["seed"], one["malicious"]) == (stored[key].error, stored[key].run.seed, stored[key].run.malicious)
+        assert json.loads((Path("out") / one["file"]).read_text())["error"] == round(one["error"], 5)
+        assert one["command"].endswith("fltrust run experiment.toml")
+        assert 'dataset = "my_task.py:build"' in one["command"]
+    points = [point for rule in found["rules"] for line in rule["attacks"] for point in line["points"]]
+    points += [one[side] for one in found["changes"] for side in ("under_attack", "without_attack")]
+    for point in points:
+        assert point["error"]["values"] == [stored[key].error for key in point["runs"]]
+        assert point["error"]["mean"] == pytest.approx(np.mean(point["error"]["values"]), abs=1e-5)
+
+    # The audit was kept of each run, and no run directory is left.
+    assert {path.stem for path in Path("out/audits").glob("*.json")} == stored.keys()
+    assert not list(Path("out/.unfinished").glob("*/records.jsonl"))
+    assert [one["malicious_clients"] for one in found["noticed"]].count(0) == 1
+    assert all(one["rounds_seen"] == 4 for one in found["noticed"])
+    assert "fltrust redteam --task my_task.py:build --rule fltrust" in found["command"]
+
+    # Done again, nothing is run, and the files are the same.
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    assert "7 runs, 7 done" not in fltrust(*COMMAND)
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+
+
+def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fltrust(*COMMAND)
+    whole = {name: Path("out", name).read_bytes() for name in ("redteam.json",)}
+    Path("out").rename("whole")
+    left = iter(range(4))
+
+    def cut(*arguments: Any, **options: Any) -> Iterator[pool.Event]:
+        for event in here(*arguments, **options):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            yield event
+
+    monkeypatch.setattr(many, "execute", cut)
+    from fltrust.cli.stopping import Stopped
+
+    with pytest.raises(Stopped, match="the same command resumes"):
+        CliRunner().invoke(app, COMMAND, catch_exceptions=False)
+    half = written()
+    assert len(half["runs"]) == 4
+    assert half["clean"] is not None
+    assert any("not run yet" in one["why"] for one in half["not_run"])
+    assert "Where fltrust breaks" in Path("out/index.html").read_text()
+    monkeypatch.setattr(many, "execute", here)
+    fltrust(*COMMAND)
+    assert {name: Path("out", name).read_bytes() for name in whole} == whole
+
+
+def test_a_rule_that_raises_is_named_and_the_rest_goes_on(folder: Path) -> None:
+    words = [
+        *COMMAND,
+        "--plugin",
+        "my_rules.py",
+        "--rule",
+        "median,raises,raises-later",
+        "--attack",
+        "trim",
+        "--shares",
+        "20",
+        "--try",
+        "none",
+    ]
+    said = fltrust(*words, code=1)
+    assert "it raised ValueError: no <b>aggregate</b>" in said
+    found = written()
+    assert {one["rule"] for one in found["rules"]} == {"median"}
+    assert len(found["rules"][0]["attacks"]) == 4  # none, trim and two searches
+    reasons = {one["what"]: one["why"] for one in found["not_run"]}
+    assert reasons["rule raises, attack none"] == "left out: it raised ValueError: no <b>aggregate</b>"
+    (failed,) = {why for what, why in reasons.items() if "raises-later, attack none" in what}
+    assert failed == "failed: ZeroDivisionError: later"
+    assert "no &lt;b&gt;aggregate&lt;/b&gt;" in Path("out/index.html").read_text()
+    alone = fltrust(*COMMAND, "--plugin", "my_rules.py", "--rule", "raises", "--out", "alone", code=1)
+    assert "Warning: raises has no finished run without attack, so nothing can be said of it: left out: it raised ValueError" in alone
+    assert written(Path("alone"))["breaking_point"] is None
+
+
+def test_a_task_that_does_not_learn_is_named_on_the_page_and_the_rest_goes_on(folder: Path) -> None:
+    write_task(folder, learning_rate=1e-9)
+    said = fltrust(*COMMAND, "--shares", "20", "--try", "none", "--attack", "trim")
+    assert "Warning: the task does not learn." in said
+    assert written()["learns"] is False
+    assert len(written()["curve"]) == 1
+    assert "the task does not learn" in Path("out/index.html").read_text()
+
+
+def test_mistakes_are_one_line_and_exit_code_2(folder: Path) -> None:
+    Path("full").mkdir()
+    Path("full/mine.txt").write_text("mine")
+    for words, said in (
+        (["redteam"], "name your task with --task"),
+        (["redteam", "--demo", "--dataset", "har"], "--demo brings its own data"),
+        (["redteam", "--task", "nowhere.py:build"], "nowhere.py"),
+        (["redteam", "--task", "my_task.py:build", "--dataset", "har"], "both name the data"),
+        ([*COMMAND, "--rule", "fltrst"], "did you mean 'fltrust'"),
+        ([*COMMAND, "--points", "200"], "--points must be"),
+        ([*COMMAND, "--shares", "1"], "no share is as much as one of 10 clients"),
+        ([*COMMAND, "--out", "full"], "is not empty and holds no sweep"),
+        ([*COMMAND, "--num-clients", "9000"], "there cannot be more of them"),
+    ):
+        with pytest.raises(InputError, match=re.escape(said)):
+            CliRunner().invoke(app, words, catch_exceptions=False)
+    done = subprocess.run([*PROGRAM, *COMMAND, "--shares", "0"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "fltrust: --shares 0: expected per cents above 0 and below 100, such as 5,10,20,30,40,50\n",
+    )
+
+
+def test_the_demo_is_a_question_about_the_embedded_data() -> None:
+    said = fltrust("redteam", "--demo", "--dry-run", "--out", "nowhere")
+    assert "stage 1  without attack" in said
+    assert "left out" not in said
+
+
+def test_an_audit_file_that_is_damaged_counts_as_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "audits").mkdir()
+    for text in ("{", "[]", "{}", '{"rounds": "1"}', '{"problem": "no client"}'):
+        (tmp_path / "audits" / "key.json").write_text(text)
+        assert noticed.kept("key", tmp_path) is None
+    assert noticed.kept("other", tmp_path) is None
+
+
+def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    words = [*PROGRAM, *COMMAND, "--shares", "40", "--try", "none"]
+    begun = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(tmp_path.glob("out/*/fltrust-none-*.json")):
+        assert begun.poll() is None
+        time.sleep(0.05)
+    os.killpg(begun.pid, signal.SIGINT)
+    stopped = begun.communicate()[1]
+    assert begun.returncode == 130, stopped
+    assert (tmp_path / "out" / "index.html").exists()
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = written(tmp_path / "out")
+    assert found["breaking_point"]["survives"] in (0, 4)
+    assert not [one for one in found["not_run"] if one["why"].startswith(("failed", "not run"))]
