@@ -516,9 +516,7 @@ def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(tmp_path: Path) -> N
     stopped = begun.communicate()[1]
     assert begun.returncode == 130, stopped
     assert (tmp_path / "out" / "index.html").exists()
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0, done.stdout + done.stderr
     found = written(tmp_path / "out")
     assert found["breaking_point"]["survives"] in (0, 4)

@@ -37,7 +37,7 @@ from fltrust.sweep import Plan
 FILE, PAGE = "redteam.json", "index.html"
 FOLDER = Path("redteams")
 POINTS, SEEDS = 5.0, 3
-FEW = 7  # shares whose columns fit on a screen
+FEW = 6  # shares whose columns fit on a screen
 
 
 def run_redteam(
@@ -247,16 +247,18 @@ def _line(result: Result) -> str:
 def _table(found: Answer) -> Table:
     """Attacks and shares, as the page has them."""
     assert found.row is not None
-    counts = list(found.question.counts)[-FEW:]
-    shown = Table(title=Text(f"{found.rule}: test error / backdoor success"), title_justify="left", box=None, header_style="bold")
-    for name in ("attack", "no attack", *map(found.share, counts)):
-        shown.add_column(Text(name), justify="left" if name == "attack" else "right")
+    counts = [0, *list(found.question.counts)[-FEW:]]
+    shown = Table(title=Text(f"{found.rule}: test error after the last round"), title_justify="left", box=None, header_style="bold")
+    shown.add_column("attack", no_wrap=True)
+    for many in counts:
+        shown.add_column(Text(found.share(many)), justify="right", no_wrap=True)
     for line in found.row.lines:
-        if not line.idle:
-            at = {point.malicious: point for point in line.points}
-            cells = [
-                numbers(point.error.mean, point.success.mean if point.success else None) if (point := at.get(many)) else "not run"
-                for many in (0, *counts)
-            ]
-            shown.add_row(*map(Text, (line.attack, *cells)))
+        if line.idle:
+            continue
+        at = {point.malicious: point for point in line.points}
+        ran = [at.get(many) for many in counts]
+        shown.add_row(*map(Text, (line.attack, *("" if one is None else f"{one.error.mean:.3f}" for one in ran))))
+        if any(one and one.success for one in ran):
+            works = ("" if one is None or one.success is None else f"{one.success.mean:.3f}" for one in ran)
+            shown.add_row(*map(Text, ("  its backdoor works", *works)))
     return shown

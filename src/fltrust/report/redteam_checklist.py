@@ -98,7 +98,9 @@ def _checks(answer: Answer) -> Iterator[Check]:
     yield Check(
         "Is every number a mean over several seeds?",
         _yes(min(counts) >= SEEDS) if counts else NOT_MEASURED,
-        f"{min(counts)} to {max(counts)} seeds; at least {SEEDS} are asked for." if counts else "There is no number yet.",
+        f"{min(counts)}{f' to {max(counts)}' if max(counts) > min(counts) else ''} for each; at least {SEEDS} are asked for."
+        if counts
+        else "There is no number yet.",
     )
     yield Check(
         "Is the error of every class and every client looked at?",

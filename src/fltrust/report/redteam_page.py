@@ -38,7 +38,7 @@ def redteam_page(answer: Answer, checks: Sequence[Check]) -> str:
     header = tag(
         "header",
         tag("p", "fltrust redteam", class_="kicker"),
-        tag("h1", title(answer)),
+        tag("h1", title(answer).replace(" %", "\N{NO-BREAK SPACE}%")),
         tag("p", setting(answer), class_="claim"),
         *(tag("p", tag("b", "Warning: "), warning, class_="finding") for warning in warnings(answer)),
         tag("ul", *(tag("li", sentence) for sentence in summary(answer)), class_="lede"),
