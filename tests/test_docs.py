@@ -189,6 +189,8 @@ def ours(words: list[str], folder: Path) -> None:
         experiment(options, folder)
     elif command == "fltrust reproduce" or (command in ("fltrust league", "fltrust worst-case") and not options["format"]):
         run([*without(words, "--device", "--precision"), "--dry-run"])  # there may be no GPU here
+    elif command == "fltrust redteam":
+        run(words if "--dry-run" in words else [*words, "--dry-run"])
     elif command in ("fltrust list", "fltrust new-federation"):
         run(words)
     elif command == "fltrust report" and (folder / "runs").exists():
