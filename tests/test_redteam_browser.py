@@ -29,7 +29,7 @@ def written(path: Path, rules: str, **about: Any) -> Path:
     question = question_of(given, [], shares="5,10,20,40", points=5.0, seeds=2, tried="median", precision="float32")
     runs = [run for stage in stages(question)[0] for run in stage.runs]
     searched = next(run for run in runs if type(run.attack).__name__ == "Searched").to_dict()["attack"]
-    made, _ = changes(question, searched, 4, broken=True, train_examples=4000, own_root=False)
+    made, _ = changes(question, searched, 4, broken=True, train_examples=4000)
     every = [*runs, *(run for change in made for run in change.runs)]
     results = [made_up(run, error=breaks_at_4(run) + 0.002 * run.seed, success=0.02, seed=run.seed, hardware=HOSTILE) for run in every]
     found = answer(

@@ -22,13 +22,13 @@ from fltrust.experiment import Experiment
 from fltrust.options import OPTIONS
 from fltrust.redteam import noticed
 from fltrust.redteam.facts import Facts, facts_of
-from fltrust.redteam.plan import DEMO, DEMO_SEEDS, SHARES, TRIED, Change, Question, Stage, changes, clean_run, question_of, stages
+from fltrust.redteam.plan import CONTROL, DEMO, DEMO_SEEDS, SHARES, TRIED, Change, Question, Stage, changes, clean_run, question_of, stages
 from fltrust.registry import DATASETS
 from fltrust.report.reading import Problem, results_in, same_question
 from fltrust.report.redteam import Answer, answer, content
 from fltrust.report.redteam_checklist import checklist
 from fltrust.report.redteam_page import redteam_page
-from fltrust.report.redteam_text import summary, title, warnings
+from fltrust.report.redteam_text import NOT_YET, summary, title, warnings
 from fltrust.report.words import name_of, plural
 from fltrust.store.files import replace
 from fltrust.store.results import Result, Results
@@ -111,20 +111,27 @@ class _Team:
         self.stages, self.left_out = stages(question)
         self.changes: list[Change] = []
         self.failed: dict[Experiment, str] = {}
+        self.skipped: set[str] = set()  # runs of a rule that fails without attack
         self.facts: Facts | None = None
 
     # ------------------------------------------------------------ the stages
 
     def work(self) -> None:
-        self.facts = facts_of(clean_run(self.question, "fedavg"), self.how.data_dir)
+        try:
+            self.facts = facts_of(clean_run(self.question, CONTROL), self.how.data_dir)
+        except InputError:
+            if self.how.ray is None:  # a cluster may have data that are not here
+                raise
         for problem in results_in(self.how.out).problems:
             say(self.screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
         say_left_out(self.screen, self.left_out)
         write_plan(Plan(self._runs(), self.left_out), self.how.out)
         self.write()
         try:
-            for place, stage in enumerate(self.stages, 1):
-                alive = {run.key for one in self._alive() for run in one.runs} if place > 1 else {run.key for run in stage.runs}
+            self._do(1, self.stages[0])
+            alive = {run.key for stage in self._alive() for run in stage.runs}
+            self.skipped = {run.key for run in self._runs()} - alive
+            for place, stage in enumerate(self.stages[1:], 2):
                 self._do(place, Stage(stage.title, [run for run in stage.runs if run.key in alive]))
             self._try_changes()
         except Stopped:
@@ -145,12 +152,12 @@ class _Team:
 
     def _try_changes(self) -> None:
         found = self.answer()
-        if found.shown is None or found.survival is None or self.facts is None:
+        if found.shown is None or found.survival is None:
             return
         at = next(point for point in found.survival[1].points[::-1] if point.malicious <= found.shown)
         worst = at.results[0].run.to_dict()["attack"]
-        facts = {"train_examples": self.facts.train_examples, "own_root": self.facts.own_root}
-        self.changes, left_out = changes(self.question, worst, found.shown, broken=found.breaks is not None, **facts)
+        spare = self.facts.train_examples if self.facts and not self.facts.own_root else 0
+        self.changes, left_out = changes(self.question, worst, found.shown, broken=found.breaks is not None, train_examples=spare)
         say_left_out(self.screen, left_out)
         self.left_out += left_out
         write_plan(Plan(self._runs(), self.left_out), self.how.out)
@@ -200,8 +207,9 @@ class _Team:
 
     def _problems(self, there: Results) -> list[Problem]:
         missing = {run.key: run for run in self._runs() if there.of(run) is None}
-        reasons = {run.key: f"failed: {why}" for run, why in self.failed.items()}
-        todo = "not run yet, or not run since the rule fails without attack: the same command tries it"
+        reasons = dict.fromkeys(self.skipped, "not tried: the rule has no result without attack")
+        reasons |= {run.key: f"failed: {why}" for run, why in self.failed.items()}
+        todo = f"{NOT_YET}: the same command resumes"
         return [
             *(Problem(one.what, f"left out: {one.why}") for one in dict.fromkeys(self.left_out)),
             *(Problem(name_of(run), reasons.get(key, todo)) for key, run in missing.items()),

@@ -181,19 +181,18 @@ def words(part: Any) -> str:
 
 
 def changes(
-    question: Question, worst: Mapping[str, Any], malicious: int, *, broken: bool, train_examples: int, own_root: bool
+    question: Question, worst: Mapping[str, Any], malicious: int, *, broken: bool, train_examples: int
 ) -> tuple[list[Change], list[LeftOut]]:
     """Other rules and larger root sets, each under the worst attack on the rule and under the search on the changed rule.
 
     `worst`: that attack as a run declares it. `broken`: whether it broke the rule; if not, plain averaging alone is run, to see whether
-    anything could be harmed at all. `own_root`: the data name the root set themselves, so that it cannot be larger.
+    anything could be harmed at all. `train_examples`: how many a larger root set can be drawn from.
     """
-    search = _with_parameters(question, SEARCHES[0])
-    attacks = [worst, *([] if worst["name"] == "searched" and worst.get("aim") == "mean" else [search])]
+    attacks = [worst, _with_parameters(question, SEARCHES[0])]  # if they are the same, so are their runs
     fields = {name: value for name, value in question.fields.items() if not name.startswith("attack.")}
     usual = _clean(fields, question.rules[0], question.precision)
     asked: list[tuple[str, Any, dict[str, Any]]] = []
-    if broken and not own_root and (usual.rule.needs_root or usual.rule.needs_root_loss):
+    if broken and (usual.rule.needs_root or usual.rule.needs_root_loss):
         for times in MORE_ROOT:
             if (size := times * usual.root_size) <= MOST_ROOT * train_examples:
                 asked.append((f"a root set of {size} instead of {usual.root_size}", question.rules[0], {"root_size": size}))

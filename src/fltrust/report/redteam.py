@@ -3,7 +3,7 @@
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Worst:
     clean: Point
     cost: float  # above the error, or backdoor success, of the rule in question without attack
     attacks: int  # that were tried
+    complete: bool = True  # whether it met all that it was to meet
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,11 @@ class Answer:
         """The rule, its rivals and the changes where the rule breaks, the least cost first."""
         if self.row is None or self.board is None or self.breaks is None:
             return []
-        rivals = [(f"{row.rule} instead", row) for row in self.board.rows if row is not self.row]
-        others = [(what, row) for what, board in self.changed for row in board.rows]
-        found = [self._worst(what, row, self.breaks) for what, row in [(f"{self.rule}, as it is", self.row), *rivals, *others]]
+        own = self._worst(self._own, self.row, self.breaks)
+        rivals = [self._worst(f"{row.rule} instead", row, self.breaks) for row in self.board.rows if row is not self.row]
+        others = [self._worst(what, row, self.breaks) for what, board in self.changed for row in board.rows]
+        met = own.attacks if own else 0
+        found = [own, *(one and replace(one, complete=one.attacks >= met) for one in rivals), *others]
         return sorted((one for one in found if one), key=lambda one: one.cost)
 
     def _worst(self, what: str, row: Row, malicious: int) -> Worst | None:
@@ -150,16 +153,21 @@ class Answer:
         return cost
 
     @property
+    def _own(self) -> str:
+        return f"{self.rule}, as it is"
+
+    @property
     def as_it_is(self) -> Worst | None:
-        return next((one for one in self.compared() if one.what == f"{self.rule}, as it is"), None)
+        return next((one for one in self.compared() if one.what == self._own), None)
 
     @property
     def best(self) -> Worst | None:
         """The change that helped most; None if none helped clearly, by more than a point and more than the spread."""
-        compared, own = self.compared(), self.as_it_is
-        if own is None or compared[0] is own:
+        compared = [one for one in self.compared() if one.complete]
+        own = next((one for one in compared if one.what == self._own), None)
+        if own is None:
             return None
-        noise = max(CLEARLY, own.point.error.spread, compared[0].point.error.spread)
+        noise = max(CLEARLY, _spread(own.point), _spread(compared[0].point))
         return compared[0] if own.cost - compared[0].cost > noise else None
 
     def looked(self) -> list[Looked]:
@@ -200,7 +208,8 @@ def answer(
 ) -> Answer:
     """`runs`: of the first three stages; `changes`: those of the last one, as far as it is planned."""
     (board,) = boards(_of(runs, found), question.threshold) or (None,)
-    changed = [(change.what, boards(_of(change.runs, found), question.threshold)) for change in changes]
+    whole = [change for change in changes if all(found.of(run) for run in change.runs)]  # half of its attacks would flatter it
+    changed = [(change.what, boards(_of(change.runs, found), question.threshold)) for change in whole]
     planned = _of([*runs, *(run for change in changes for run in change.runs)], found)
     return Answer(
         question,
@@ -213,6 +222,10 @@ def answer(
         audits,
         tuple(problems),
     )
+
+
+def _spread(point: Point) -> float:
+    return max(point.error.spread, point.success.spread if point.success else 0.0)
 
 
 def _of(runs: Iterable[Experiment], found: Results) -> Results:

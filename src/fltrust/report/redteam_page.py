@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from fltrust.attacks import Searched
 from fltrust.report.embed import Embedded
 from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag
@@ -147,7 +148,11 @@ def _figure(answer: Answer, lines: Sequence[Line], cells: dict[tuple[str, int], 
 
     colours = [name for name in COLOURS if name != "grey"]
     looks = [
-        {"colour": colours[i % len(colours)], "marker": MARKERS[i % len(MARKERS)], "dashed": line.attack.startswith("searched")}
+        {
+            "colour": colours[i % len(colours)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "dashed": isinstance(line.points[-1].results[0].run.attack, Searched),
+        }
         for i, line in enumerate(lines)
     ]
     points = [
@@ -326,7 +331,7 @@ def _change_row(embedded: Embedded, answer: Answer, one: Worst, best: bool) -> E
         tag("td", "" if one.point.success is None else mean_and_spread(one.point.success), class_="change"),
         opens(mean_and_spread(one.clean.error), before),
         tag("td", one.attack, class_="words"),
-        tag("td", str(one.attacks), class_="words"),
+        tag("td", f"{one.attacks}{'' if one.complete else ', fewer than the rule in question'}", class_="words"),
     )
 
 

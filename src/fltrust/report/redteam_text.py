@@ -6,6 +6,7 @@ from fltrust.report.survival import Line, Point
 from fltrust.report.tables import mean_and_spread
 from fltrust.report.words import plural, signed
 
+NOT_YET = "not run yet"
 NOTICED = {"yes": "You would have noticed.", "in part": "You might have noticed.", "no": "You would not have noticed."}
 
 
@@ -37,6 +38,8 @@ def warnings(answer: Answer) -> list[str]:
             f"the task does not learn. Without attack the error is {answer.clean.error.mean:.3f}. Who always gives the most frequent "
             f"answer has {answer.facts['guess_error']:.3f}. A model that has learnt nothing cannot be harmed: mend the task first."
         )
+    if answer.row and (left := sum(one.why.startswith(NOT_YET) for one in answer.problems)):
+        said.append(f"{plural(left, 'planned run')} did not run yet. What they show may be worse.")
     return said
 
 
