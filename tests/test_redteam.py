@@ -398,13 +398,13 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
 
     # Done again, nothing is run, and the files are the same.
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    assert "7 runs, 7 done" not in fltrust(*COMMAND)
+    assert "0 done" not in fltrust(*COMMAND)
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
-def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fltrust(*COMMAND)
-    whole = {name: Path("out", name).read_bytes() for name in ("redteam.json",)}
+    whole = Path("out/redteam.json").read_bytes()
     Path("out").rename("whole")
     left = iter(range(4))
 
@@ -426,7 +426,7 @@ def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_files(folder: Path
     assert "Where fltrust breaks" in Path("out/index.html").read_text()
     monkeypatch.setattr(many, "execute", here)
     fltrust(*COMMAND)
-    assert {name: Path("out", name).read_bytes() for name in whole} == whole
+    assert Path("out/redteam.json").read_bytes() == whole
 
 
 def test_a_rule_that_raises_is_named_and_the_rest_goes_on(folder: Path) -> None:

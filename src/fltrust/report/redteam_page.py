@@ -78,9 +78,8 @@ def _facts(answer: Answer) -> Element:
         )
     ]
     if answer.clean:
-        shown.insert(
-            0, (f"{answer.clean.error.mean:.3f}", "error without attack", f"± {answer.clean.error.spread:.3f}, {seeds_of(answer.clean)}")
-        )
+        spread = f"± {answer.clean.error.spread:.3f}, " if len(answer.clean.results) > 1 else ""
+        shown.insert(0, (f"{answer.clean.error.mean:.3f}", "error without attack", f"{spread}{seeds_of(answer.clean)}"))
     if survival:
         least = "≥ " if answer.breaks is None else ""
         shown.insert(
