@@ -380,6 +380,7 @@ def sweep(
 
 @app.command()
 @partial(with_experiment_options, several=ATTACKED)
+@with_how
 def redteam(
     given: dict[str, Any],
     settings: Annotated[
@@ -400,20 +401,16 @@ def redteam(
         typer.Option(
             "--try",
             metavar="RULES",
-            help="Rules to try instead where yours breaks, or 'none' (default: median, nnm+geometric-median, centred-clipping, fltrust).",
+            help="Rules to try instead where yours breaks, or 'none' "
+            "(default: anchor, fltrust, nnm+geometric-median, centred-clipping, median).",
         ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="A small red team of FLTrust on 5,000 digits that come with the package.")] = False,
-    device: Device = "auto",
-    precision: PrecisionOption = None,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    data_dir: DataDir = None,
-    plugin: Plugins = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the page, the JSON and the runs (default: redteams/KEY). A red team resumes there.")
     ] = None,
-    dry_run: DryRun = False,
+    *,
+    how: "How",
 ) -> None:
     """Where does a rule break? Attack it on your own task, and write a page with the answer.
 
@@ -433,15 +430,10 @@ def redteam(
 
     [bold]fltrust redteam --dataset letter --plugin my_rules.py --rule mine --points 2 --device cuda --jobs 4[/bold]
     """
-    from fltrust.cli.many import How
     from fltrust.cli.redteam import run_redteam
-    from fltrust.datasets.own import own
 
-    if task is not None and "dataset" in given:
-        raise InputError("--task and --dataset both name the data: give one of them")
-    given |= {} if task is None else {"dataset": own(task)}
-    how = How(device, precision, jobs, ray, data_dir, plugin or [], out or Path(), dry_run, reported=False)
-    run_redteam(given, settings or [], shares=shares, points=points, seeds=seeds, tried=tried, demo=demo, named=out is not None, how=how)
+    _take_task(task, given)
+    run_redteam(given, settings or [], out, shares=shares, points=points, seeds=seeds, tried=tried, demo=demo, how=how)
 
 
 @app.command()

@@ -43,18 +43,19 @@ FEW = 6  # shares whose columns fit on a screen
 def run_redteam(
     given: Mapping[str, str],
     settings: Sequence[str],
+    out: Path | None,
     *,
     shares: str | None,
     points: float | None,
     seeds: int | None,
     tried: str | None,
     demo: bool,
-    named: bool,
     how: How,
 ) -> None:
     if demo and "dataset" in given:
         raise InputError("--demo brings its own data: leave out --dataset and --task")
-    how.prepare(seeds or 1)
+    how = dataclasses.replace(how, out=out or Path(), reported=False)
+    how.prepare(1 if seeds is None else seeds)
     asked = {"shares": shares, "points": points, "seeds": seeds, "try": tried}
     command = _command(given, settings, asked, demo, how.plugins)
     given = {**(DEMO if demo else {}), **given}
@@ -69,7 +70,7 @@ def run_redteam(
         tried=tried or TRIED,
         precision=how.arithmetic,
     )
-    if not named:
+    if out is None:
         how = dataclasses.replace(how, out=FOLDER / ("demo" if demo else _key(question)))
     refuse_others(how.out)
     team = _Team(Console(), question, how, f"{command} --out {shlex.quote(str(how.out))}")
@@ -125,8 +126,6 @@ class _Team:
         for problem in results_in(self.how.out).problems:
             say(self.screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
         say_left_out(self.screen, self.left_out)
-        write_plan(Plan(self._runs(), self.left_out), self.how.out)
-        self.write()
         try:
             self._do(1, self.stages[0])
             alive = {run.key for stage in self._alive() for run in stage.runs}
@@ -160,7 +159,6 @@ class _Team:
         self.changes, left_out = changes(self.question, worst, found.shown, broken=found.breaks is not None, train_examples=spare)
         say_left_out(self.screen, left_out)
         self.left_out += left_out
-        write_plan(Plan(self._runs(), self.left_out), self.how.out)
         runs = list({run.key: run for change in self.changes for run in change.runs}.values())
         self._do(
             len(self.stages) + 1, Stage(f"changes that might help, with {found.breaks} of {self.question.num_clients} malicious", runs)
@@ -177,7 +175,10 @@ class _Team:
             return
         wanted = {same_question(run) for run in stage.runs}
         there = Results(one for one in self._results().all() if same_question(one.run) in wanted)  # so that its own runs tell the pace
-        self.failed |= work_through(self.screen, stage.runs, self.how, there, parts={}, line=_line, keep=self._keep)
+        self.failed |= work_through(self.screen, stage.runs, self.how, there, parts={}, line=_line, begin=self._begin, keep=self._keep)
+        self.write()
+
+    def _begin(self) -> None:
         self.write()
 
     def _keep(self, directory: Path) -> None:
@@ -216,10 +217,11 @@ class _Team:
         ]
 
     def write(self) -> Answer:
-        """The page and the JSON of what is known, each replaced at once."""
+        """The plan, the page and the JSON of what is known, each replaced at once."""
         found = self.answer()
         checks = checklist(found)
         self.how.out.mkdir(parents=True, exist_ok=True)
+        write_plan(Plan(self._runs(), self.left_out), self.how.out)
         replace(self.how.out / FILE, (json.dumps(content(found, checks), indent=1, allow_nan=False) + "\n").encode())
         replace(self.how.out / PAGE, redteam_page(found, checks).encode(errors="replace"))
         return found

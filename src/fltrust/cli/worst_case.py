@@ -48,12 +48,12 @@ def worst_case(
     }
     screen = Console()
     how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
-    whole = work_through(screen, runs, how, done, parts=parts, line=_line)
+    failed = work_through(screen, runs, how, done, parts=parts, line=_line)
     if how.dry_run:
         return
     for table in worst_cases(questions, done):
         _show(screen, table)
-    if not whole:
+    if failed:
         raise typer.Exit(1)
 
 

@@ -14,7 +14,7 @@ from fltrust.sweep import Grid, LeftOut, Plan, grid_of, plan
 SHARES = "5,10,20,30,40,50"  # per cent
 ATTACKS = ("label-flip", "trim", "alie", "min-max", "scaling")
 SEARCHES = ({"name": "searched", "aim": "mean"}, {"name": "searched", "aim": "sign"})
-TRIED = "median,nnm+geometric-median,centred-clipping,fltrust"
+TRIED = "anchor,fltrust,nnm+geometric-median,centred-clipping,median"
 CONTROL = "fedavg"  # plain averaging: an attack that does not harm it shows nothing
 MORE_ROOT = (2, 5)  # times as many root examples
 MOST_ROOT = 0.2  # of the training examples
@@ -206,6 +206,8 @@ def changes(
         part = _planned(question, {**fields, **changed}, rule, attacks, (0, malicious))
         left_out += part.left_out
         if part.runs:
+            if part.runs[0].rule.needs_root and not usual.rule.needs_root:
+                what += ", which needs a root set"
             made.append(Change(what, [run for seed in question.seeds for run in part.runs if run.seed == seed]))
     return made, left_out
 
