@@ -106,7 +106,7 @@ def test_a_combination_that_cannot_work_has_a_reason(monkeypatch: pytest.MonkeyP
     table = standings(board, Results())
     assert table.possible == 1
     assert "because" in FORMATS["csv"]([table])
-    assert "left out" in FORMATS["md"]([table])
+    assert "left out" in FORMATS["markdown"]([table])
     without_trigger = cells(chosen(["shakespeare"], ["krum"], ["scaling"])[0])
     assert [cell.impossible for cell in without_trigger] == ["this data set has no trigger for a backdoor"]
 
@@ -196,7 +196,7 @@ def test_exports() -> None:
     assert (absent["error"], absent["seeds"], absent["note"]) == ("", "0", "not run")
     (scaling,) = (line for line in lines if (line["rule"], line["attack"]) == ("krum", "scaling"))
     assert (scaling["success"], scaling["success_spread"]) == ("0.20000", "")
-    text = FORMATS["md"]([table])
+    text = FORMATS["markdown"]([table])
     assert "| FedAvg (baseline) | 0.350 ± 0.071 (Trim) | 0.900 (Scaling) |" in text
     assert "| Median | ≥ 0.040 (Label flipping) | ≥ 0.010 (Scaling) |" in text
     assert r"$\geq$ 0.040 (Label flipping)" in FORMATS["latex"]([table])
