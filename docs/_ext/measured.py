@@ -35,21 +35,27 @@ def with_table(text: str) -> str:
 
 
 def one_table() -> str:
-    """Rules by their worst number; a data set on which not all attacks were run has errors only."""
+    """Rules that were run on each of these data sets, by their worst number; where not all attacks were run there are errors only."""
     boards = [board for board in league() if len(board.counts) > board.possible / 2]
     rows: dict[str, list[Standing]] = {}
     for board in boards:
         for row in board.rows:
-            rows.setdefault(row.row.name, []).append(row)
+            if row.ran > len(row.attacked) / 2 and _idle(row):
+                rows.setdefault(row.row.name, []).append(row)
+    rows = {name: found for name, found in rows.items() if len(found) == len(boards)}
     head = ["rule", "needs a root set"]
-    for board in boards:
-        whole = all(row.whole for row in board.rows)
+    complete = [all(row.whole for row in of_board) for of_board in zip(*rows.values(), strict=True)]
+    for board, whole in zip(boards, complete, strict=True):
         head += [f"{board.label}: {what}" for what in ("no attack", "worst error", *(["worst success"] if whole else []))]
     lines = [
         [
             found[0].row.label,
             "yes" if any(RULES[part].needs_root or RULES[part].needs_root_loss for part in name.split("+")) else "",
-            *(cell for row in found for cell in (_idle(row), worst(row, "error"), *([worst(row, "success")] if row.whole else []))),
+            *(
+                cell
+                for row, whole in zip(found, complete, strict=True)
+                for cell in (_idle(row), worst(row, "error"), *([worst(row, "success")] if whole else []))
+            ),
         ]
         for name, found in sorted(rows.items(), key=lambda item: max(_harm(row) for row in item[1]))
     ]
@@ -61,7 +67,7 @@ def _harm(row: Standing) -> float:
 
 
 def _idle(row: Standing) -> str:
-    return next(f"{place.error.mean:.3f}" for place in row.places if place.cell.column.idle)
+    return next((f"{place.error.mean:.3f}" for place in row.places if place.cell.column.idle and place.results), "")
 
 
 if __name__ == "__main__":
