@@ -14,7 +14,7 @@ from fltrust.attacks.searched.refine import refined
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
-from fltrust.attacks.searched.view import viewed
+from fltrust.attacks.searched.view import as_seen, viewed
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.rules.rule import Rule
@@ -123,7 +123,7 @@ class Searched(Attack):
     on_host = True  # it may run any rule, those on the host too, and ask autograd for slopes that are not there
 
     def on_host_under(self, rule: Rule) -> bool:
-        return not has_closed_form(rule) or rule.needs_generator
+        return not has_closed_form(as_seen(rule, self.ahead)) or rule.needs_generator
 
     @property
     def needs_root(self) -> bool:  # type: ignore[override]

@@ -9,8 +9,14 @@ from torch import Tensor
 from fltrust.attacks.attack import usable
 from fltrust.attacks.searched.scene import Scene
 from fltrust.rules.anchor import Anchor
+from fltrust.rules.rule import Rule
 
 Change = Callable[[Tensor], Tensor]
+
+
+def as_seen(rule: Rule, ahead: int) -> Rule:
+    """The rule that the search works on: without its memory, if that is running means and nobody looks ahead."""
+    return replace(rule, momentum=0.0) if isinstance(rule, Anchor) and rule.has_memory and not ahead else rule
 
 
 def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
@@ -20,8 +26,9 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     without memory is the same problem. Not so over several rounds: for a look-ahead the scene stays as it is.
     """
     rule, ids = scene.rule, scene.known.client_ids
-    if not isinstance(rule, Anchor) or not rule.has_memory or ahead or ids is None:
+    if as_seen(rule, ahead) is rule or ids is None:
         return scene, _unchanged, _unchanged
+    assert isinstance(rule, Anchor)
     means, _ = rule.means(scene.received(scene.updates, 0, None), scene.memory)
     own, beta = ids[: scene.m], rule.momentum
     before: Tensor = scene.memory.sums[own]  # (m, d)
@@ -34,7 +41,7 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     def sent(rows: Tensor) -> Tensor:
         return torch.sub(rows * whole, before, alpha=beta) / (1 - beta)
 
-    return replace(scene, rule=replace(rule, momentum=0.0), memory=(), updates=means), seen, sent
+    return replace(scene, rule=as_seen(rule, ahead), memory=(), updates=means), seen, sent
 
 
 def _unchanged(rows: Tensor) -> Tensor:
