@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small_task
+from conftest import FOUR_FEATURES, small_task
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from fltrust.attacks import Attack, Knowledge, Searched
-from fltrust.attacks.attack import Level, Server, take_step
+from fltrust.attacks.attack import Altered, Level, Server, take_step
 from fltrust.attacks.searched.basis import Basis, basis_of, candidates_in, row_lengths
 from fltrust.attacks.searched.damage import ByRows, Closed, damage_of
 from fltrust.attacks.searched.finals import _closed
@@ -21,6 +21,7 @@ from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
 from fltrust.codec import built
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.record import Record
 from fltrust.registry import ATTACKS, DATASETS, RULES
 from fltrust.rules import (
     ARC,
@@ -51,6 +52,7 @@ from fltrust.rules import (
 )
 from fltrust.simulation import simulate
 from fltrust.testing import CLIENTS, draw
+from fltrust.triggers import Trigger
 
 N, M, D = 13, 3, 60
 CLOSED: list[Rule] = [
@@ -88,7 +90,8 @@ BY_ROWS: list[Rule] = [
     Zeno(M),
     FLAME(),
 ]
-AIMS: tuple[AimName, ...] = ("sign", "mean", "cosine", "loss")
+AIMS: tuple[AimName, ...] = ("sign", "mean", "cosine", "loss", "class", "backdoor")
+TRIGGER = Trigger(((0,), (2,)), 3.0, 1)
 
 
 def seen(rule: Rule, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Knowledge:
@@ -100,6 +103,13 @@ def seen(rule: Rule, seed: int = 0, dtype: torch.dtype = torch.float64, **change
 
     def loss(models: Tensor) -> Tensor:
         return (models - weights - root_update).square().sum(1)
+
+    def own_loss(models: Tensor, *altered: Altered) -> Tensor:
+        """Of the models themselves or, on altered examples, of linear models that should answer the label."""
+        if not altered:
+            return loss(models)
+        inputs, labels, which = altered[0](updates.roll(1, 1), torch.arange(N) % 3)
+        return ((models @ inputs.T - labels).square() * which).sum(1) / which.sum()
 
     known = Knowledge(
         updates[:M],
@@ -114,7 +124,7 @@ def seen(rule: Rule, seed: int = 0, dtype: torch.dtype = torch.float64, **change
         weights=weights,
         global_lr=torch.tensor(0.1),
         server=Server(rule, memory, sizes, loss),
-        own_loss=loss,
+        own_loss=own_loss,
     )
     return replace(known, **changes)
 
@@ -128,7 +138,8 @@ def searched_on(known: Knowledge, aim: AimName = "mean") -> tuple[Scene, Any, Ba
     rivals = rivals_with("full")
     rows, possible, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
     result = scene.undisturbed()
-    return scene, aim_of(aim, scene, result), basis_of(scene, result, torch.zeros_like(result), rows, possible)
+    wanted = aim_of(aim, scene, result)
+    return scene, wanted, basis_of(scene, wanted, result, torch.zeros_like(result), rows, possible)
 
 
 def small_run(rule: str, attack: Attack, rounds: int) -> Experiment:
@@ -285,7 +296,7 @@ def test_refinement_never_loses_and_mostly_gains(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", [*CLOSED[2:8], *CLOSED[8:9], CentredClipping(), NNM(GeometricMedian(), M), *BY_ROWS], ids=repr)
 def test_never_weaker_than_any_attack_of_the_package(rule: Rule, aim: AimName) -> None:
     """By the damage that the rule itself shows, in each of two rounds; with the same noise for all."""
-    attack = Searched(aim, tries=10, steps=1, draws=1)
+    attack = Searched(aim, tries=10, steps=1, draws=1, trigger=TRIGGER)
     rivals = rivals_with("full")
     memory, theirs = attack.init(CLIENTS, torch.zeros(D)), tuple(rival.init(CLIENTS, torch.zeros(D)) for rival in rivals)
     for t in range(2):
@@ -295,7 +306,7 @@ def test_never_weaker_than_any_attack_of_the_package(rule: Rule, aim: AimName) -
         scene = scene_of(known, "full", False, 1)
         sent, possible, theirs = rivals_rows(rivals, known, theirs)
         assert all(possible)
-        wanted = aim_of(aim, scene, scene.undisturbed())
+        wanted = aim_of(aim, scene, scene.undisturbed(), attack._altered())
         mine = wanted.mean_damage(scene, rows, 0)
         for rival, other in zip(rivals, sent, strict=True):
             assert mine >= wanted.mean_damage(scene, other, 0), rival
@@ -424,10 +435,52 @@ def test_a_search_without_a_rule_is_refused() -> None:
         Searched("loss").step(seen(FedAvg(), own_loss=None), started(attack))
 
 
-@pytest.mark.parametrize("wrong", [{"aim": "pain"}, {"candidates": 0}, {"tries": 0}, {"steps": -1}, {"behave": -1}, {"knowledge": "none"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"aim": "pain"},
+        {"candidates": 0},
+        {"tries": 0},
+        {"steps": -1},
+        {"behave": -1},
+        {"knowledge": "none"},
+        {"aim": "backdoor"},
+        {"source": -1},
+    ],
+)
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         Searched(**wrong)
+
+
+# ---------------------------------------------------------------- one class, a backdoor
+
+
+def test_the_target_of_a_loss_is_the_direction_in_which_the_damage_falls() -> None:
+    for attack in (Searched("class", source=2), Searched("backdoor", trigger=TRIGGER)):
+        scene = scene_of(seen(FedAvg()), "full", False, 1)
+        aim = aim_of(attack.aim, scene, scene.undisturbed(), attack._altered())
+        up, here, down = (aim.loss(scene.known, scene.known.model + step * aim.target) for step in (-1e-4, 0, 1e-4))
+        assert up > here > down
+
+
+def test_a_trigger_counts_only_where_the_aim_is_a_backdoor() -> None:
+    assert Searched("mean", trigger=TRIGGER) == Searched("mean")
+    assert Searched("backdoor", trigger=TRIGGER).trigger == TRIGGER
+    made = Experiment.on("mnist-5k", "fltrust", {"name": "searched", "aim": "backdoor"})
+    assert made.attack.trigger == DATASETS["mnist-5k"].trigger
+    assert Experiment.on("mnist-5k", "fltrust", "searched").attack == Searched()
+
+
+def test_a_searched_backdoor_is_learnt_and_one_class_forgotten() -> None:
+    def end(attack: Searched) -> Record:
+        *_, last = simulate(small_run("fedavg", attack, rounds=12), small_task(malicious=2, attack=attack))
+        return last
+
+    before, after = (end(Searched("backdoor", trigger=FOUR_FEATURES, steps=2, behave=behave)) for behave in (12, 0))
+    assert before.metrics["success"] < 0.5
+    assert after.metrics["success"] > 0.9
+    assert end(Searched("class", source=2, steps=2)).test_error > before.test_error + 0.1
 
 
 # ---------------------------------------------------------------- over rounds

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks import attack as attacks
-from fltrust.attacks.attack import Knowledge, Server
+from fltrust.attacks.attack import Altered, Knowledge, Server
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.rules.rows import divisor
 from fltrust.rules.rule import Received, take_step
 from fltrust.state import Memory, State
 from fltrust.tasks.batches import crop_and_flip
@@ -115,7 +116,9 @@ def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: 
             weights=state.weights,
             global_lr=draw.global_lr,
             server=Server(run.rule, state.rule, draw.sizes, _root_loss(run, task, draw)) if full else Server(run.rule),
-            own_loss=lambda models: _losses(task, draw.examples[:m, 0].flatten(), draw.loss_weights[:m, 0].flatten(), models),
+            own_loss=lambda models, *altered: _losses(
+                task, draw.examples[:m, 0].flatten(), draw.loss_weights[:m, 0].flatten(), models, *altered
+            ),
         )
         sent[:m], attack = attacks.take_step(run.attack, known, state.attack)
     return Sent(sent, root_update, clients, attack)
@@ -185,12 +188,16 @@ def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
     return _losses(task, draw.root_examples[0, 0], draw.root_loss_weights[0, 0], models)
 
 
-def _losses(task: Task, examples: Tensor, counts: Tensor, models: Tensor) -> Tensor:
-    """The mean loss (k,) of models (k, d); `counts` is 0 for examples that only fill up a batch."""
+def _losses(task: Task, examples: Tensor, counts: Tensor, models: Tensor, altered: Altered | None = None) -> Tensor:
+    """The mean loss (k,) of models (k, d), 0 if no example counts; `counts` is 0 for examples that only fill up a batch."""
     inputs, targets = task.inputs[examples], task.targets[examples]
+    if altered is not None:
+        inputs, targets, which = altered(inputs, targets)
+        counts = counts * which
+    total = divisor(counts.sum())
 
     def loss(weights: Tensor) -> Tensor:
-        return (task.objective.loss(task.model.outputs(weights, inputs), targets) * counts).sum() / counts.sum()
+        return (task.objective.loss(task.model.outputs(weights, inputs), targets) * counts).sum() / total
 
     losses: Tensor = torch.func.vmap(loss, chunk_size=TRIED_AT_ONCE)(models)
     return losses

@@ -29,6 +29,7 @@ from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
 
 Level = Literal["full", "partial"]
+Altered = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # inputs and labels to others, and which of them count
 
 
 class Server(NamedTuple):
@@ -77,7 +78,8 @@ class Knowledge:
     server : Server or None, default None
         The server's rule and, under full knowledge, what the rule remembers. None where the attacker was not told.
     own_loss : callable or None, default None
-        Takes models (k, d) and returns their losses (k,) on the malicious clients' own examples of this round, with their true labels.
+        Takes models (k, d) and returns their losses (k,) on the malicious clients' own examples of this round, with their true labels. A
+        second argument changes these examples first: it takes inputs (b, ...) and labels (b,) and returns both and which count (b,).
 
     Examples
     --------
@@ -103,7 +105,7 @@ class Knowledge:
     weights: Tensor | None = None
     global_lr: Tensor | None = None
     server: Server | None = None
-    own_loss: Callable[[Tensor], Tensor] | None = None
+    own_loss: Callable[..., Tensor] | None = None
 
     @property
     def model(self) -> Tensor:

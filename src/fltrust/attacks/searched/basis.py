@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import finite, units
-from fltrust.attacks.searched.scene import Scene
+from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.rules.rows import gram, measure, median_of
 
 ROOT, CENTRE, PUSHES, EXTRA = 0, 1, 2, 9  # where they stand behind the n updates: root update, rule's centre, then seven pushes
@@ -36,7 +36,7 @@ class Basis(NamedTuple):
     lengths: Tensor  # (rivals,): of the rival attacks' mean rows
 
 
-def basis_of(scene: Scene, result: Tensor, last_update: Tensor, rivals: Tensor, possible: Sequence[bool]) -> Basis:
+def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals: Tensor, possible: Sequence[bool]) -> Basis:
     """`result` (d,) is what the rule returns without attack. `rivals` (R, m, d) is what those other attacks send that are possible."""
     updates, honest, m = scene.updates, scene.honest, scene.m
     n, d = updates.shape
@@ -46,7 +46,8 @@ def basis_of(scene: Scene, result: Tensor, last_update: Tensor, rivals: Tensor, 
     scale = torch.where(scale > 0, scale, 1)
     mean, deviation = honest.mean(0), honest.std(0, correction=0)
     remembered = scene.memory if isinstance(scene.memory, Tensor) and scene.memory.shape == (d,) else zero
-    pushes = (result.sign(), mean.sign(), mean, result, deviation * mean.sign(), deviation, last_update)
+    wanted = aim.target if aim.is_loss else result.sign()
+    pushes = (wanted, mean.sign(), mean, result, deviation * mean.sign(), deviation, last_update)
     there = iter(finite(rivals.mean(1)))
     means = [next(there) if sends else zero for sends in possible]
     own_length = torch.stack((zero if scene.root_update is None else scene.root_update, remembered, *pushes, *means))

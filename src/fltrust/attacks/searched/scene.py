@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Knowledge, Level, Server, finite, units
+from fltrust.attacks.attack import Altered, Knowledge, Level, Server, finite, units
 from fltrust.errors import InputError
 from fltrust.rules.preaggregation import NormClipping
 from fltrust.rules.rule import Received, Rule, take_step
 from fltrust.state import Memory
 
-AimName = Literal["sign", "mean", "cosine", "loss"]
+AimName = Literal["sign", "mean", "cosine", "loss", "class", "backdoor"]
 
 
 @dataclass(frozen=True)
@@ -110,38 +110,50 @@ class Aim:
     "mean"    -<u, mu / ||mu||>, mu = the mean of the honest updates: it slows or reverses learning
     "cosine"  -cos(u, mu): the same, whatever the length of u
     "loss"    the loss of the model after u on the malicious clients' own examples
+    "class"   the same on those of one class
+    "backdoor"  minus its loss on the own examples with the trigger and the target as their label
     """
 
     name: AimName
-    target: Tensor  # (d,): s, or mu / ||mu||, or for "loss" the direction in which the own updates lower it
+    target: Tensor  # (d,): s, or mu / ||mu||; where the damage is a loss, the direction in which it falls, by the own updates or its slope
+    altered: Altered | None = None  # which examples the loss is on
 
     @property
     def is_loss(self) -> bool:
         """Whether the damage is a loss of the next model, and the target only its direction to first order."""
-        return self.name == "loss"
+        return self.name in ("loss", "class", "backdoor")
 
     def damage(self, known: Knowledge, update: Tensor) -> Tensor:
         """Of a global update (d,): (), in float64."""
         if self.is_loss:
-            if known.own_loss is None:
-                raise InputError("the aim 'loss' needs the malicious clients' examples and was not shown them")
             rate = 1.0 if known.global_lr is None else known.global_lr
-            loss = known.own_loss((known.model + rate * update)[None])[0].double()
-            return torch.where(torch.isnan(loss), torch.inf, loss)
+            return self.loss(known, known.model + rate * update)
         along = update.double() @ self.target.double()
         if self.name == "cosine":
             length = torch.linalg.vector_norm(update, dtype=torch.float64)
             along = along / torch.where(length > 0, length, 1)
         return -along
 
+    def loss(self, known: Knowledge, model: Tensor) -> Tensor:
+        """What is to be large: the model's loss (), or minus its loss on the backdoor; in float64."""
+        if known.own_loss is None:
+            raise InputError(f"the aim {self.name!r} needs the malicious clients' examples and was not shown them")
+        loss = known.own_loss(model[None], *([] if self.altered is None else [self.altered]))[0].double()
+        loss = -loss if self.name == "backdoor" else loss
+        return torch.where(torch.isnan(loss), torch.inf, loss)
+
     def mean_damage(self, scene: Scene, rows: Tensor, ahead: int) -> Tensor:
         """Of malicious rows (m, d), found by running the rule: ()."""
         return torch.stack([self.damage(scene.known, update) for update in scene.outcomes(rows, ahead)]).mean()
 
 
-def aim_of(name: AimName, scene: Scene, result: Tensor) -> Aim:
+def aim_of(name: AimName, scene: Scene, result: Tensor, altered: Altered | None = None) -> Aim:
     """`result` (d,) is what the rule returns without attack."""
     if name == "sign":
         return Aim(name, result.sign())
+    if altered is not None:
+        aim, known = Aim(name, result, altered), scene.known
+        slope: Tensor = torch.func.grad(lambda model: aim.loss(known, model))(known.model)
+        return replace(aim, target=units(-slope[None])[0])
     rows = scene.updates[: scene.m] if name == "loss" else scene.honest
     return Aim(name, units(rows.mean(0, keepdim=True))[0])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, Seen, bounded, check_choice, check_level
+from fltrust.attacks.attack import Altered, Attack, Knowledge, Level, Seen, bounded, check_choice, check_level
 from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.finals import most_damaging
@@ -19,6 +19,7 @@ from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.rules.rule import Rule
 from fltrust.state import Memory
+from fltrust.triggers import NO_TRIGGER, Trigger
 
 _FINALISTS = 3  # the best candidates: they are refined, and tried on the rule itself as they are
 _JITTER = 0.02  # what makes equal rows differ, in median honest lengths: only then can they part
@@ -61,10 +62,12 @@ class Searched(Attack):
 
     Parameters
     ----------
-    aim : "sign", "mean", "cosine" or "loss", default "mean"
+    aim : "sign", "mean", "cosine", "loss", "class" or "backdoor", default "mean"
         What the global update u should do. "sign": go against the sign of the result without attack, as in the paper's adaptive attack.
         "mean": go against the honest clients' mean mu, by <u, mu>. "cosine": the same by cos(u, mu). "loss": raise the loss on the
-        malicious clients' own examples. The search takes the loss to first order; the finalists are compared by the loss itself.
+        malicious clients' own examples. "class": raise it on those of class `source`. "backdoor": lower the loss on their own examples with
+        the trigger in them and its target as their label. The search takes a loss to first order; the finalists are compared by the loss
+        itself.
     knowledge : "full" or "partial", default "full"
         Whether the attacker sees the honest clients' updates, the root update and what the rule remembers.
     guess_root : bool, default True
@@ -85,6 +88,10 @@ class Searched(Attack):
         How many coordinates to run a rule on that treats each by itself. The finalists are tried on all.
     draws : int, default 3
         How often to draw for a rule with chance.
+    source : int, default 0
+        The class of the aim "class".
+    trigger : Trigger or None, default None
+        The pattern of the aim "backdoor"; other aims leave it out. `Experiment.on` replaces None by the data set's trigger.
 
     Examples
     --------
@@ -119,6 +126,8 @@ class Searched(Attack):
     behave: int = 0
     coordinates: int = 4096
     draws: int = 3
+    source: int = 0
+    trigger: Trigger | None = None
 
     on_host = True  # it may run any rule, those on the host too, and ask autograd for slopes that are not there
 
@@ -136,9 +145,13 @@ class Searched(Attack):
         for name in ("candidates", "tries", "coordinates", "draws"):
             if getattr(self, name) < 1:
                 raise InputError(f"a search needs at least 1 of its {name}, not {getattr(self, name)}")
-        for name in ("steps", "ahead", "behave"):
+        for name in ("steps", "ahead", "behave", "source"):
             if getattr(self, name) < 0:
                 raise InputError(f"a search cannot have {getattr(self, name)} as {name}: give 0 or more")
+        if self.aim != "backdoor":
+            object.__setattr__(self, "trigger", None)  # what `Experiment.on` fills in would count as a backdoor to measure
+        elif self.trigger is None:
+            raise InputError(f"a search for a backdoor {NO_TRIGGER}")
 
     def init(self, num_clients: int, like: Tensor) -> Search:
         rivals = rivals_with(self.knowledge)
@@ -161,15 +174,30 @@ class Searched(Attack):
         seen = memory.seen.now(known) if shown else memory.seen
         last_update = memory.seen.update(known) if shown else torch.zeros_like(known.own[0])
         result = scene.undisturbed()
-        aim = aim_of(self.aim, scene, result)
+        aim = aim_of(self.aim, scene, result, self._altered())
         scene, seen_of, sent_for = viewed(scene, self.ahead)
         rivals = seen_of(rivals)
-        basis = basis_of(scene, result, last_update, rivals, possible)
+        basis = basis_of(scene, aim, result, last_update, rivals, possible)
         finalists, best = self._searched(scene, aim, basis, memory.last)
         own = bounded(finalists.to(basis.rows.dtype) @ basis.rows)  # (F, m, d)
         rows = bounded(sent_for(most_damaging(scene, aim, basis, rivals, own, self.ahead)))
         rows = torch.where(memory.rounds < self.behave, known.own, rows)
         return rows, Search(memory.rounds + 1, seen, _kept(memory.last, known, best), remembered)
+
+    def _altered(self) -> Altered | None:
+        """The examples that the aims of one class and of a backdoor are about."""
+        trigger, source = self.trigger, self.source
+
+        def of_class(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            _check_labels(labels)
+            return inputs, labels, labels == source
+
+        def stamped(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            _check_labels(labels)
+            assert trigger is not None
+            return trigger.stamp(inputs), torch.full_like(labels, trigger.target), labels != trigger.target
+
+        return {"class": of_class, "backdoor": stamped}.get(self.aim)
 
     def _searched(self, scene: Scene, aim: Aim, basis: Basis, last: Tensor) -> tuple[Tensor, Tensor]:
         """The finalists (F, m, k), and the refined one of them."""
@@ -188,6 +216,11 @@ class Searched(Attack):
         starts = torch.cat((starts, starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
         best = refined(damage, starts, pushes, basis, self.steps, moves, known.generator)
         return torch.cat((top, best[None])), best
+
+
+def _check_labels(labels: Tensor) -> None:
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise InputError("the aims 'class' and 'backdoor' need one class per example: these targets are of another kind")
 
 
 def _places(known: Knowledge, last: Tensor) -> tuple[Tensor, Tensor]:
