@@ -481,6 +481,7 @@ def test_a_searched_backdoor_is_learnt_and_one_class_forgotten() -> None:
     assert before.metrics["success"] < 0.5
     assert after.metrics["success"] > 0.9
     assert end(Searched("class", source=2, steps=2)).test_error > before.test_error + 0.1
+    assert end(Searched("class", source=7, steps=2)).norm == before.norm  # nobody has examples of this class: nothing to aim at
 
 
 # ---------------------------------------------------------------- over rounds
