@@ -291,6 +291,7 @@ def norm(arrays: dict[str, np.ndarray]) -> float:
 counted = {"replies": 0, "used": 0, "rejected": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [FLTrust(), Median()], ids=str)
 @pytest.mark.parametrize("part", range(-(-REPLIES // 2 // AT_A_TIME)))
 @settings(max_examples=min(AT_A_TIME, REPLIES) // len(HOSTILE), deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -195,6 +195,7 @@ def test_every_rule_learns_and_is_the_rule(name: str, tmp_path: Path) -> None:
     assert distance(run(rule=rule, rounds=8)[0]) < distance(MODEL) / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULE_LIST)
 def test_neither_the_order_of_arrival_nor_the_names_of_nodes_change_a_bit(name: str) -> None:
     """In float64, where a sum in another order shows; in float32 it mostly rounds to the same."""

@@ -636,6 +636,7 @@ def wholes(draw: st.DrawFn) -> tuple[str, ObjectTree, dict[str, bytes]]:
     return trees[-1].object_id, trees[-1], {name: content for name, content in pieces.items() if name not in left_out}
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(whole=wholes())
 def test_whatever_a_reply_consists_of_it_costs_its_sender_alone(whole: tuple[str, ObjectTree, dict[str, bytes]]) -> None:

@@ -100,10 +100,12 @@ EVERY_ATTACK += [DBA(TOLD["trigger"], factor=100.0), Neurotoxin(TOLD["trigger"],
 EVERY_ATTACK += [Searched("loss", "partial", steps=1), Searched("cosine", ahead=1, behave=1, candidates=50)]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
+PATHS = [("plain", torch.float32), pytest.param("plain", torch.float64, marks=pytest.mark.slow), ("fast", torch.float32)]
+
 
 @pytest.mark.parametrize("law", RULE_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("rule", EVERY_RULE, ids=repr)
-@pytest.mark.parametrize(("path", "dtype"), [("plain", torch.float32), ("plain", torch.float64), ("fast", torch.float32)], ids=str)
+@pytest.mark.parametrize(("path", "dtype"), PATHS, ids=str)
 def test_rules(path: str, dtype: torch.dtype, rule: Rule, law: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "plain":
         monkeypatch.setattr(rows, "_cpu_kernels", lambda: None)

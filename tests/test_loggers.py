@@ -103,6 +103,7 @@ def test_a_resumed_run_is_logged_once_and_whole(tmp_path: Path, choice: str, rea
     assert len(sent) == 6
 
 
+@pytest.mark.slow
 def test_json_lines_are_the_records(tmp_path: Path) -> None:
     python(INTERRUPTED, str(Path(__file__).parent), "jsonl:lines.jsonl", cwd=tmp_path)
     assert (tmp_path / "lines.jsonl").read_bytes() == (tmp_path / "run" / "records.jsonl").read_bytes()

@@ -74,6 +74,7 @@ def test_it_survives_kill_minus_nine_with_the_same_bits_and_is_reported_without_
     assert 'mnist-5k,,"slow-mean, keep 0.75",trim,20,4,2,' in (folder / "page" / "tables" / "numbers.csv").read_text()  # both seeds
 
 
+@pytest.mark.slow
 def test_it_is_listed_and_its_parameters_are_checked(folder: Path) -> None:
     assert "slow-mean" in fltrust("list", "rules", "--plugin", "mine.py", cwd=folder).stdout
     done = fltrust(*RUN, "--set", "rule.kep=1", cwd=folder)

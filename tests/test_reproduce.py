@@ -103,6 +103,7 @@ def test_a_run_that_fails_loses_nothing_but_itself(tmp_path: Path, har: Path) ->
     assert "1 run finished, 2 failed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_failure_does_not_reach_the_next_run(tmp_path: Path) -> None:
     bad = Experiment.on("ch-mnist", "fltrust", "none")
     events = execute([bad, *short(1), bad, *short(2)[1:]], tmp_path / "work", jobs=1, device="cpu", data_dir=str(tmp_path))
@@ -124,6 +125,7 @@ def test_missing_data_is_said_before_anything_runs(tmp_path: Path, har: Path) ->
     assert not list(tmp_path.glob("results/*/*"))
 
 
+@pytest.mark.slow
 def test_two_programs_do_not_work_in_one_folder(tmp_path: Path, har: Path) -> None:
     with lock(tmp_path / "out" / ".unfinished"):
         done = reproduce(*SMALL, "--data-dir", str(har), "--out", "out", cwd=tmp_path)
@@ -131,6 +133,7 @@ def test_two_programs_do_not_work_in_one_folder(tmp_path: Path, har: Path) -> No
     assert "in use by another process" in done.stderr
 
 
+@pytest.mark.slow
 def test_results_in_another_arithmetic_count_unless_one_is_asked_for(tmp_path: Path) -> None:
     run = next(cell.run for cell in EXHIBITS["methods"].cells if cell.run.dataset == "mnist-0.5")
     half = dataclasses.replace(run, precision="float16")

@@ -163,6 +163,7 @@ def small_run(rule: str, attack: Attack, rounds: int) -> Experiment:
 # ---------------------------------------------------------------- closed forms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aim", ["sign", "cosine"])
 @pytest.mark.parametrize("rule", CLOSED, ids=repr)
 def test_candidates_side_by_side_are_what_the_rule_makes_of_each(rule: Rule, aim: AimName) -> None:

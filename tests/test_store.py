@@ -130,6 +130,7 @@ test_store.carry_on(Path(sys.argv[2]), test_store.small_run(**{
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_at_every_step_of_a_checkpoint(tmp_path: Path) -> None:
     """Killed before the declaration, a record, its checkpoint, or the records of a run that resumes are on the disk or take their place."""
     carry_on(tmp_path / "whole", small_run(**{"rounds": 6, "malicious": 2, "attack": TrimAttack(), **REMEMBERING["all"]}))

@@ -216,6 +216,7 @@ def stays_below(
     return all(distance <= bound for distance, bound in zip(measured, bounds, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [0, 1, 10, 16, 19, 20])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_fltrust_stays_below_the_bound(ridge: ModuleType, attack: str, m: int) -> None:
