@@ -107,6 +107,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS))
+    parser.add_argument(
+        "--only", nargs="+", metavar="ROOT_SET", default=[named(setting) for setting in SETTINGS], help="by their names in the table"
+    )
     parser.add_argument("--out", type=Path, default=Path("root_study.jsonl"))
     parser.add_argument("--print", action="store_true")
     options = parser.parse_args()
@@ -116,6 +119,7 @@ def main() -> None:
         {"dataset": options.dataset, "rule": rule, "setting": setting, "attack": attack, "seed": seed}
         for seed in options.seeds
         for setting in SETTINGS
+        if named(setting) in options.only
         for attack in options.attacks
         for rule in options.rules
     ]

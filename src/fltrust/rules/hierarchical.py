@@ -7,6 +7,8 @@ from fltrust.registry import RULES
 from fltrust.rules.rows import direction_and_norm, divisor, finite, measure, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
+ALIKE = 1 - 1e-9  # scores that differ by rounding alone are equal: copies of a row become deputies together
+
 
 @RULES.register("fltrust-two-level", label="FLTrust, two levels")
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class FLTrustTwoLevel(Rule):
         trust = rows.cosine.relu()  # (n,)
         many = (self.top * rows.usable.sum()).ceil().long().clamp(min=1)
         least = trust.sort(descending=True).values.gather(0, many[None] - 1)  # (1,)
-        deputies = (trust >= least) & (trust > 0)
+        deputies = (trust >= least * ALIKE) & (trust > 0)
         both = direction + weighted_sum(updates, rows, deputies.double())  # (d,)
         rows = measure(updates, both / divisor(both.norm()))
         trust = rows.cosine.relu() * deputies.any()

@@ -10,6 +10,7 @@ from fltrust.attacks.searched.basis import Basis
 from fltrust.rules.anchor import Anchor
 from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.gram import GramRule
+from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
 from fltrust.rules.rows import Rows, divisor
@@ -23,7 +24,7 @@ def has_closed_form(rule: Rule) -> bool:
         return has_closed_form(rule.within)
     if isinstance(rule, Anchor):
         return not rule.has_memory
-    return isinstance(rule, TrustRule | FedAvg | CentredClipping) or (isinstance(rule, GramRule) and not rule.needs_rows)
+    return isinstance(rule, TrustRule | FLTrustTwoLevel | FedAvg | CentredClipping) or (isinstance(rule, GramRule) and not rule.needs_rows)
 
 
 class Sent:
@@ -51,6 +52,8 @@ def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Ten
         return _sum(rule.weigh(sent.products, sent.usable), sent.rows)
     if isinstance(rule, TrustRule):
         return _trusted(rule, sent)
+    if isinstance(rule, FLTrustTwoLevel):
+        return _two_levels(rule, sent)
     if isinstance(rule, Anchor):
         return _anchored(rule, sent)
     if isinstance(rule, CentredClipping):
@@ -94,6 +97,21 @@ def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
     norm = norm.minimum(rule.stretch[1] * length) if rule.stretch[1] < torch.inf else norm  # 0 times infinity would spoil the slope
     total = divisor(trust.sum(-1, keepdim=True) + rule.server_trust * present)
     return (_sum(trust * norm / length, sent.rows) + rule.server_trust * present * root) / total
+
+
+def _two_levels(rule: FLTrustTwoLevel, sent: Sent) -> Tensor:
+    root = sent.basis.root
+    root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
+    present = root_norm > 1e-9
+    length = torch.where(sent.usable, sent.norm, 1)
+    trust = torch.where(sent.usable & present, (sent.along @ root / (length * root_norm)).relu(), 0)  # (C, n)
+    many = (rule.top * sent.usable.sum(-1, keepdim=True)).ceil().long().clamp(min=1)  # (C, 1)
+    deputies = (trust >= ALIKE * trust.sort(-1, descending=True).values.gather(-1, many - 1)) & (trust > 0)
+    second = root / root_norm + _sum(deputies / length, sent.rows)  # (C, k)
+    second_norm = ((second @ sent.basis.products) * second).sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
+    along = (sent.along @ second[..., None])[..., 0]  # (C, n)
+    trust = torch.where(sent.usable & deputies.any(-1, keepdim=True), (along / (length * second_norm)).relu(), 0)
+    return _sum(trust * root_norm / length / divisor(trust.sum(-1, keepdim=True)), sent.rows)
 
 
 def _anchored(rule: Anchor, sent: Sent) -> Tensor:
