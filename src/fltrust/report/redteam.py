@@ -118,7 +118,7 @@ class Answer:
         return bool(self.clean.error.mean < guess - chance)
 
     def share(self, malicious: int) -> str:
-        return f"{100 * malicious / self.question.num_clients:.3g} %"
+        return f"{round(100 * malicious / self.question.num_clients, 1):g} %"
 
     def curve(self) -> list[Worst]:
         """The worst attack on the rule, for each number of malicious clients."""

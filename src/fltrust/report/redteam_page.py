@@ -11,7 +11,7 @@ from fltrust.report.markup import tag
 from fltrust.report.page import html_page
 from fltrust.report.redteam import Answer, Looked, Worst
 from fltrust.report.redteam_checklist import Check
-from fltrust.report.redteam_text import points, seeds_of, setting, summary, title, warnings
+from fltrust.report.redteam_text import helped, points, seeds_of, setting, summary, title, warnings
 from fltrust.report.survival import Line, Point
 from fltrust.report.sweep import leftovers_section, numbers_section, says, survival_section
 from fltrust.report.tables import mean_and_spread
@@ -282,7 +282,7 @@ def _changes_section(embedded: Embedded, answer: Answer) -> Element:
             tag(
                 "p",
                 tag("b", f"Most useful: {best.what}. "),
-                f"It costs {points(best.cost)} instead of {points(own.cost)}.",
+                helped(answer, best, own),
                 class_="finding",
             )
         )

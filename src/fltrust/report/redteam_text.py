@@ -1,7 +1,7 @@
 """What a red team found in a few sentences made from its numbers, for the page and for the terminal."""
 
 from fltrust.redteam.plan import clean_run
-from fltrust.report.redteam import Answer, Looked
+from fltrust.report.redteam import Answer, Looked, Worst
 from fltrust.report.survival import Line, Point
 from fltrust.report.tables import mean_and_spread
 from fltrust.report.words import plural, signed
@@ -68,10 +68,15 @@ def summary(answer: Answer) -> list[str]:
     if (looked := answer.noticed()) is not None and answer.breaks is not None:
         said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}.")
     if (best := answer.best) is not None and (own := answer.as_it_is) is not None:
-        said.append(f"What helped most: {best.what}. It costs {points(best.cost)} instead of {points(own.cost)} there.")
+        said.append(f"What helped most: {best.what}. {helped(answer, best, own)}")
     elif len(answer.compared()) > 1:
         said.append(f"None of the {len(answer.compared()) - 1} changes that were tried helped clearly.")
     return said
+
+
+def helped(answer: Answer, best: Worst, own: Worst) -> str:
+    still = " The rule still breaks with it." if best.cost > answer.question.threshold else ""
+    return f"It costs {points(best.cost)} instead of {points(own.cost)} there.{still}"
 
 
 def _taken(line: Line, at: Point) -> str:
