@@ -15,12 +15,19 @@ from fltrust.league.plan import rows_of
 from fltrust.league.table import ROWS, Row
 from fltrust.paper.exhibit import POINTS, declared
 from fltrust.registry import DATASETS, known
+from fltrust.rules.anchor import Anchor
 from fltrust.rules.rule import try_rule
 
 SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: nobody attacks
 DECIDES = 20  # the share by which rules are sorted
 AIMS = ("mean", "sign")  # of the search
 DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
+
+# What the parts of this package's own rule are good for: rows of the first data set's table.
+ABLATIONS = (
+    Row("anchor without memory", value=Anchor(momentum=0.0)),
+    Row("anchor without voice", value=Anchor(voice=0.0)),
+)
 
 # In which order cells are run, so that a part of them is worth having.
 _FIRST_DATA = DATA[:2]
@@ -94,8 +101,12 @@ def asked(
     for share in shares:
         if share not in SHARES:
             raise InputError(f"--share must be one of {', '.join(map(str, SHARES))} per cent, not {share}")
-    rows = rows_of([rule.lower() for rule in rules]) or ROWS
-    return [Question(name, rows, tuple(share for share in SHARES if not shares or share in shares), rounds) for name in names]
+    parts = {row.name: row for row in ABLATIONS}
+    rows = tuple(parts.get(rule.lower()) or rows_of([rule.lower()])[0] for rule in dict.fromkeys(rules))
+    every = {name: (*ROWS, *ABLATIONS) if name == DATA[0] else ROWS for name in names}
+    return [
+        Question(name, rows or every[name], tuple(share for share in SHARES if not shares or share in shares), rounds) for name in names
+    ]
 
 
 def plan(questions: Sequence[Question], *, seeds: int, precision: Precision = "float32") -> list[Experiment]:
