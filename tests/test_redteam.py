@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from made_up import made_up
 from typer.testing import CliRunner
+from waiting import until
 
 from fltrust.attacks import NoAttack, Searched
 from fltrust.cli import app, many
@@ -509,10 +509,11 @@ def test_an_audit_file_that_is_damaged_counts_as_not_measured(tmp_path: Path) ->
 
 def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(folder: Path) -> None:
     words = [*COMMAND, "--shares", "40", "--try", "none"]
-    begun = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not list(Path("out").glob("*/fltrust-none-*.json")):
-        assert begun.poll() is None
-        time.sleep(0.05)
+    hold = ["--plugin", str(Path(__file__).with_name("hold_trim.py"))]
+    begun = subprocess.Popen(
+        [*PROGRAM, *words, *hold], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until(lambda: list(Path("out").glob("*/fltrust-none-*.json")) and list(Path("out").glob(".unfinished/*/records.jsonl")), begun)
     os.killpg(begun.pid, signal.SIGINT)
     said = begun.communicate()[1]
     assert begun.returncode == 130, said

@@ -87,3 +87,13 @@ def with_how(command: Callable[..., None]) -> Callable[..., None]:
     }
     own = inspect.signature(command).parameters
     return instead_of("how", {name: option for name, option in options.items() if name not in own}, read, command)
+
+
+def take_task(task: str | None, given: dict[str, Any]) -> None:
+    """One's own data are a data set too."""
+    from fltrust.datasets.own import own
+
+    if task is not None:
+        if "dataset" in given:
+            raise InputError("--task and --dataset both name the data: give one of them")
+        given["dataset"] = own(task)
