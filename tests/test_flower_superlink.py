@@ -189,6 +189,7 @@ def injected(link: Link, node: int, content: bytes, uploaded: bool) -> None:
         link.upload(node, session, {name: content})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_database")
 @pytest.mark.parametrize("uploaded", [True, False])
 def test_messages_that_nobody_asked_for_take_no_reply_with_them(uploaded: bool, tmp_path: Path) -> None:
@@ -563,6 +564,7 @@ def many_chunks(message: Message) -> dict[str, np.ndarray]:
     return {**learnt(message), "weight": np.arange(2000, dtype=np.float32).reshape(40, 50)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arrays", "reason"), [(many_arrays, "names"), (many_chunks, "too-large")])
 def test_a_reply_of_very_many_pieces_is_refused_unseen(
     arrays: Callable[[Message], dict[str, np.ndarray]], reason: str, tmp_path: Path

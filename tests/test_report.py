@@ -155,6 +155,7 @@ def called(monkeypatch: pytest.MonkeyPatch, module: str, name: str, words: list[
     return seen[0]
 
 
+@pytest.mark.slow
 def test_the_command_of_a_run_declares_the_same_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     with_file = 0
     for _, cell in some_runs():
@@ -167,6 +168,7 @@ def test_the_command_of_a_run_declares_the_same_experiment(monkeypatch: pytest.M
     assert 0 < with_file < len(some_runs())
 
 
+@pytest.mark.slow
 def test_reproduce_runs_the_cell_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, cell in some_runs():
         exhibit = EXHIBITS[name]
@@ -179,6 +181,7 @@ def test_reproduce_runs_the_cell_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {one.run for one in done} <= set(plan([EXHIBITS[one] for one in names], precision=precision, **chosen))
 
 
+@pytest.mark.slow
 def test_curves_of_a_figure_look_different_and_a_rule_always_the_same() -> None:
     seen: dict[str, object] = {}
     for exhibit in EXHIBITS.values():
@@ -266,6 +269,7 @@ def test_a_report_is_a_page_figures_and_tables(tmp_path: Path) -> None:
     assert all((tmp_path / "seen" / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF") for name in pictures)
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     folder = a_few(tmp_path)
     first, second = (build([folder], tmp_path / out) for out in ("first", "second"))

@@ -295,6 +295,7 @@ def test_refinement_never_loses_and_mostly_gains(rule: Rule) -> None:
 # ---------------------------------------------------------------- never weaker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aim", AIMS)
 @pytest.mark.parametrize("rule", [*CLOSED[2:8], *CLOSED[8:9], CentredClipping(), NNM(GeometricMedian(), M), *BY_ROWS], ids=repr)
 def test_never_weaker_than_any_attack_of_the_package(rule: Rule, aim: AimName) -> None:
@@ -516,6 +517,7 @@ def test_the_same_again_and_another_chance() -> None:
     assert not torch.equal(first, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fltrust", "krum", "median", "nnm+geometric-median", "centred-clipping", "foolsgold", "zeno", "flame"])
 @pytest.mark.parametrize("knowledge", ["full", "partial"])
 def test_a_run(rule: str, knowledge: Level) -> None:

@@ -255,6 +255,7 @@ print(sorted(name for name in sys.modules if name.startswith(simulator)))
 """
 
 
+@pytest.mark.slow
 def test_reading_results_does_not_load_the_simulator(tmp_path: Path) -> None:
     carry_on(tmp_path)
     folder = Path(__file__).parents[1] / "results"

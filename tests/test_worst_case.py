@@ -335,6 +335,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_it_runs_without_the_optional_packages(tmp_path: Path, har: Path) -> None:
     command = ["--dataset", "har", "--rule", "fltrust", "--share", "20", "--rounds", "1", "--device", "cpu", "--data-dir", str(har)]
     ran = subprocess.run([sys.executable, "-c", BARE, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
