@@ -376,8 +376,13 @@ class SeenRows:
         return self.rows / self.peak
 
 
-def seen_rows(known: Knowledge, knowledge: Level) -> SeenRows:
-    """The honest clients' updates (n-m, d), or the attacker's own (m, d) if it knows or there are no others."""
+def seen_rows(known: Knowledge, knowledge: Level) -> Tensor:
+    """The honest clients' updates (n-m, d), or the attacker's own (m, d) if it knows or there are no others; broken ones are zeros."""
+    return measured_rows(known, knowledge).rows
+
+
+def measured_rows(known: Knowledge, knowledge: Level) -> SeenRows:
+    """The same, with all that is measured of them once a round."""
     return known.seen_others if knowledge == "full" and known.n > len(known.own) else known.seen_own
 
 

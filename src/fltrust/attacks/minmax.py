@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, SeenRows, bounded, check_choice, check_level, seen_rows, units
+from fltrust.attacks.attack import Attack, Knowledge, Level, SeenRows, bounded, check_choice, check_level, measured_rows, units
 from fltrust.registry import ATTACKS
 
 Direction = Literal["deviation", "sign", "mean"]
@@ -106,7 +106,7 @@ def _largest_gamma(seen: SeenRows, along: Tensor, steep: Tensor) -> Tensor:
 
 def _shifted(known: Knowledge, knowledge: Level, direction: Direction, gamma: Gamma) -> Tensor:
     """m times mu + gamma p; mu where p is zero or the rows are all equal."""
-    m, seen = len(known.own), seen_rows(known, knowledge)
+    m, seen = len(known.own), measured_rows(known, knowledge)
     if m == 0:
         return known.own.clone()
     push = _push(seen, direction)  # (d,): p

@@ -56,7 +56,7 @@ class Gaussian(Attack):
     def craft(self, known: Knowledge) -> Tensor:
         noise = self.mean + self.sigma * known.normal(*known.own.shape)
         if not self.absolute:
-            noise = noise * rms(seen_rows(known, self.knowledge).rows)
+            noise = noise * rms(seen_rows(known, self.knowledge))
         return bounded(known.own + noise if self.add else noise)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, bounded, check_level, seen_rows
+from fltrust.attacks.attack import Attack, Knowledge, Level, bounded, check_level, measured_rows
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 
@@ -107,7 +107,7 @@ class ALIE(Attack):
         return NormalDist().inv_cdf((n - m - supporters) / (n - m))
 
     def craft(self, known: Knowledge) -> Tensor:
-        m, seen = len(known.own), seen_rows(known, self.knowledge)
+        m, seen = len(known.own), measured_rows(known, self.knowledge)
         if m == 0 or known.n == m:
             return known.own.clone()
         z = self.shift(known.n, m) * (1 if self.upwards else -1)
@@ -148,7 +148,7 @@ class IPM(Attack):
             raise InputError(f"IPM needs a positive epsilon, not {self.epsilon}")
 
     def craft(self, known: Knowledge) -> Tensor:
-        m, seen = len(known.own), seen_rows(known, self.knowledge)
+        m, seen = len(known.own), measured_rows(known, self.knowledge)
         if m == 0:
             return known.own.clone()
         return bounded(-self.epsilon * seen.mean * seen.peak).repeat(m, 1)
