@@ -12,6 +12,8 @@ from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measur
 from fltrust.rules.rule import Aggregate, Received, Rule
 from fltrust.state import Memory
 
+LONGEST_MEMORY = 0.9999  # closer to 1, float32 loses what a client sends
+
 
 class Voices(NamedTuple):
     """What Anchor remembers of each client."""
@@ -39,7 +41,8 @@ class Anchor(Rule):
     Parameters
     ----------
     momentum : float, default 0.9
-        How much an update weighs in the running mean, against the one after it. A client's mean begins with its first update.
+        How much an update weighs in the running mean, against the one after it; at most 0.9999. A client's mean begins with its first
+        update.
     voice : float, default 1.0
         How much the server's step counts. More protects against more malicious clients, and learns more of the root set by heart.
 
@@ -58,8 +61,8 @@ class Anchor(Rule):
     needs_root = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"Anchor needs a momentum of at least 0 and below 1, not {self.momentum}")
+        if not 0 <= self.momentum <= LONGEST_MEMORY:
+            raise InputError(f"Anchor needs a momentum of at least 0 and below 1, at most {LONGEST_MEMORY}, not {self.momentum}")
         if not 0 <= self.voice <= 1000:
             raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
         object.__setattr__(self, "needs_ids", self.has_memory)
@@ -85,7 +88,8 @@ class Anchor(Rule):
         assert ids is not None  # take_step checks this
         usable = measure(updates).usable
         before, rounds = memory.sums[ids], memory.rounds[ids] + usable
-        sums = torch.where(usable[:, None], torch.lerp(updates, before, self.momentum), before)
+        mixed = finite(torch.lerp(updates, before, self.momentum), updates)  # a difference of two huge values overflows
+        sums = torch.where(usable[:, None], mixed, before)
         whole = 1 - self.momentum ** rounds.clamp(min=1).to(updates.dtype)  # (n,): the sum of the weights so far
         means = torch.where(usable[:, None], finite(sums / whole[:, None], updates), 0)
         return means, Voices(memory.sums.index_copy(0, ids, sums), memory.rounds.index_copy(0, ids, rounds))
