@@ -57,6 +57,7 @@ def test_what_the_rule_sees_and_what_must_be_sent(rule: Anchor) -> None:
     torch.testing.assert_close(view.outcomes(seen_of(rows)), scene.outcomes(rows))
     rows[1] = 0  # the rule leaves it out, and the search knows
     torch.testing.assert_close(view.outcomes(seen_of(rows)), scene.outcomes(rows))
+    torch.testing.assert_close(scene.outcomes(sent_for(seen_of(rows))), scene.outcomes(rows))
     torch.testing.assert_close(view.undisturbed(), scene.undisturbed())
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import usable
+from fltrust.attacks.attack import bounded, usable
 from fltrust.attacks.searched.scene import Scene
 from fltrust.rules.anchor import Anchor
 from fltrust.rules.rule import Rule
@@ -34,12 +34,15 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     before: Tensor = scene.memory.sums[own]  # (m, d)
     whole = 1 - beta ** (scene.memory.rounds[own] + 1).to(before.dtype)[:, None]  # (m, 1)
 
+    def counts(rows: Tensor) -> Tensor:
+        """Whether the rule listens to each row (.., m, 1): a row of zeros must stay one, since rounding would give it a direction."""
+        return usable(rows.flatten(0, -2)).view(rows.shape[:-1])[..., None]
+
     def seen(rows: Tensor) -> Tensor:
-        counts = usable(rows.flatten(0, -2)).view(rows.shape[:-1])[..., None]
-        return torch.where(counts, torch.lerp(rows, before, beta) / whole, 0)
+        return torch.where(counts(rows), bounded(bounded(torch.lerp(rows, before, beta)) / whole), 0)
 
     def sent(rows: Tensor) -> Tensor:
-        return torch.sub(rows * whole, before, alpha=beta) / (1 - beta)
+        return torch.where(counts(rows), torch.sub(rows * whole, before, alpha=beta) / (1 - beta), 0)
 
     return replace(scene, rule=as_seen(rule, ahead), memory=(), updates=means), seen, sent
 
