@@ -17,7 +17,7 @@ from fltrust.attacks.searched.finals import _closed
 from fltrust.attacks.searched.refine import _inverse, _slope, refined
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
-from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
+from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
 from fltrust.codec import built
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -466,6 +466,15 @@ def test_the_target_of_a_loss_is_the_direction_in_which_the_damage_falls() -> No
         aim = aim_of(attack.aim, scene, scene.undisturbed(), attack._altered())
         up, here, down = (aim.loss(scene.known, scene.known.model + step * aim.target) for step in (-1e-4, 0, 1e-4))
         assert up > here > down
+
+
+def test_a_broken_model_is_the_worst_for_a_loss_and_no_backdoor_at_all() -> None:
+    def broken(models: torch.Tensor, *altered: Altered) -> torch.Tensor:
+        return torch.full((len(models),), torch.nan)
+
+    known = seen(FedAvg(), own_loss=broken)
+    damage = {name: float(Aim(name, known.model).damage(known, known.model)) for name in ("loss", "class", "backdoor")}
+    assert damage == {"loss": torch.inf, "class": torch.inf, "backdoor": -torch.inf}
 
 
 def test_a_trigger_counts_only_where_the_aim_is_a_backdoor() -> None:

@@ -139,7 +139,8 @@ class Aim:
         if known.own_loss is None:
             raise InputError(f"the aim {self.name!r} needs the malicious clients' examples and was not shown them")
         loss = known.own_loss(model[None], *([] if self.altered is None else [self.altered]))[0].double()
-        loss = -loss if self.name == "backdoor" else loss
+        if self.name == "backdoor":
+            return torch.where(torch.isnan(loss), -torch.inf, -loss)  # a broken model answers no trigger
         return torch.where(torch.isnan(loss), torch.inf, loss)
 
     def mean_damage(self, scene: Scene, rows: Tensor, ahead: int) -> Tensor:
