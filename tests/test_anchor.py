@@ -142,7 +142,8 @@ def test_a_client_that_sends_the_largest_numbers_breaks_nothing(dtype: torch.dty
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"), [({"momentum": 1.0}, "below 1"), ({"momentum": 1 - 1e-9}, "at most"), ({"momentum": -0.1}, "at least 0"), ({"voice": -1.0}, "voice")]
+    ("parameters", "said"),
+    [({"momentum": 1.0}, "below 1"), ({"momentum": 1 - 1e-9}, "at most"), ({"momentum": -0.1}, "at least 0"), ({"voice": -1.0}, "voice")],
 )
 def test_wrong_parameters(parameters: dict[str, float], said: str) -> None:
     with pytest.raises(InputError, match=said):
