@@ -254,6 +254,12 @@ def test_the_checklist_is_answered_from_the_facts() -> None:
     assert holds["Do these attacks harm plain averaging?"] == "not measured"
     krum = concluded(lambda run: 0.1, asked(rule="krum", attack="trim"))
     assert answers(krum)["Does the rule work without knowing how many clients are malicious?"] == "no"
+    within = concluded(lambda run: 0.1, asked(rule="norm-clipping+krum", attack="trim"))
+    told = next(check for check in checklist(within) if check.question.startswith("Does the rule work without"))
+    assert told.answer == "no"
+    assert told.why.endswith("Fix it with --set rule.rule.tolerate=NUMBER.")
+    fixed = concluded(lambda run: 0.1, asked(("rule.rule.tolerate=3",), rule="norm-clipping+krum", attack="trim"))
+    assert answers(fixed)["Does the rule work without knowing how many clients are malicious?"] == "yes"
     many_clients = concluded(lambda run: 0.1, asked(attack="trim", num_clients="100", clients_per_round="20"))
     assert answers(many_clients)["Are there many clients, of which some take part in a round?"] == "yes"
 
@@ -466,6 +472,7 @@ def test_a_task_that_does_not_learn_is_named_on_the_page_and_the_rest_goes_on(fo
     write_task(folder, learning_rate=1e-9)
     said = fltrust(*COMMAND, "--shares", "20", "--try", "none", "--attack", "trim")
     assert "Warning: the task does not learn." in said
+    assert "changes that might help, with 2 of 10 malicious" in said  # nothing breaks it: plain averaging meets the largest share
     assert written()["learns"] is False
     assert len(written()["curve"]) == 1
     assert "the task does not learn" in Path("out/index.html").read_text()
@@ -505,6 +512,16 @@ def test_an_audit_file_that_is_damaged_counts_as_not_measured(tmp_path: Path) ->
     for text in ("{", "[]", "{}", '{"rounds": "1"}', '{"problem": "no client"}'):
         (tmp_path / "audits" / "key.json").write_text(text)
         assert noticed.kept("key", tmp_path) is None
+    sides = {"malicious": 0.1, "honest": None}
+    counts = {"rounds": 4, "malicious": 1, "found": 1, "hostile": 0, "honest": 2, "accused": 0}
+    whole = {**counts, "since": 3, "evidence": "it is odd", "trust": sides, "share": sides}
+    wrong = [{name: value for name, value in whole.items() if name != missing} for missing in whole]
+    wrong += [{**whole, "since": "3"}, {**whole, "trust": {**sides, "honest": float("nan")}}, {**whole, "share": {"malicious": 0.1}}]
+    for damaged in wrong:  # a page of this would be wrong, or no page at all
+        (tmp_path / "audits" / "key.json").write_text(json.dumps(damaged))
+        assert noticed.kept("key", tmp_path) is None
+    (tmp_path / "audits" / "key.json").write_text(json.dumps(whole))
+    assert noticed.kept("key", tmp_path) == whole
     assert noticed.kept("other", tmp_path) is None
 
 

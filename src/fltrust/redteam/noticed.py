@@ -1,8 +1,9 @@
 """What `fltrust audit` would have shown in a run: kept as a small file, since the run directory is removed once its result is written."""
 
 import json
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,21 @@ def kept(key: str, out: Path) -> dict[str, Any] | None:
         content = read_json(path) if path.is_file() else {}
     except InputError:
         return None
-    numbers = [content.get(name) for name in ("rounds", "malicious", "found", "honest", "accused")]
-    return content if all(type(number) is int and number >= 0 for number in numbers) else None
+    return content if _whole(content) else None
+
+
+def _whole(content: Mapping[str, Any]) -> bool:
+    """Whether it is what `seen_in` returns: a page is made of it."""
+    counts = [content.get(name) for name in ("rounds", "malicious", "found", "hostile", "honest", "accused")]
+    since = content.get("since", "")
+    sides = [content.get(name) for name in ("trust", "share")]
+    means = [side.get(who, "") if isinstance(side, dict) else "" for side in sides for who in ("malicious", "honest")]
+    return (
+        all(type(count) is int and count >= 0 for count in counts)
+        and (since is None or type(since) is int)
+        and isinstance(content.get("evidence"), str)
+        and all(mean is None or (type(mean) in (int, float) and math.isfinite(mean)) for mean in means)
+    )
 
 
 def seen_in(audit: Audit) -> dict[str, Any]:

@@ -5,13 +5,13 @@ of 50 defences (Decoding FL Defenses, 2025).
 """
 
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fltrust.attacks import Searched
 from fltrust.redteam.plan import CONTROL, clean_run
 from fltrust.registry import RULES
 from fltrust.report.redteam import Answer
+from fltrust.rules import Rule
 
 SEEDS = 3  # fewer have no spread to speak of
 MANY = 50  # clients; with fewer, one client is much
@@ -85,13 +85,13 @@ def _checks(answer: Answer) -> Iterator[Check]:
         _yes(len(tested) > 2),
         f"{', '.join(map(str, tested)) or 'None'} of {question.num_clients} clients.",
     )
-    told = sorted({field.name for layer in RULES.layers(usual.rule) for field in fields(layer)} & set(usual.rule.counts_malicious))
-    follows = bool(told) and len({getattr(one.run.rule, told[0], None) for one in results if type(one.run.rule) is type(usual.rule)}) > 1
+    following = _following(answer)
     yield Check(
         "Does the rule work without knowing how many clients are malicious?",
-        _yes(not follows),
-        f"{answer.rule} was told the true number ({told[0]}), which nobody knows. Fix it with --set rule.{told[0]}=NUMBER."
-        if follows
+        _yes(not following) if results else NOT_MEASURED,
+        f"{answer.rule} was told the true number, which nobody knows. Fix it with "
+        + " ".join(f"--set {name}=NUMBER." if name == following[-1] else f"--set {name}=NUMBER" for name in following)
+        if following
         else "It was told nothing that a server cannot know.",
     )
     counts = {len(point.results) for row in (answer.board.rows if answer.board else ()) for line in row.lines for point in line.points}
@@ -119,6 +119,24 @@ def _checks(answer: Answer) -> Iterator[Check]:
 
 def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
+
+
+def _following(answer: Answer) -> list[str]:
+    """The parameters of the rule in question, and of the rules within it, that changed with the number of malicious clients."""
+    usual = clean_run(answer.question).rule
+    rules = [one.run.rule for one in answer.results.all()]
+    alike = [_told(rule) for rule in rules if RULES.name_of(rule) == RULES.name_of(usual)]
+    return [name for name in _told(usual) if len({told.get(name) for told in alike}) > 1]
+
+
+def _told(rule: Rule) -> dict[str, Any]:
+    """What a rule is told of malicious clients, by the name that --set knows: rule.tolerate, rule.rule.tolerate ..."""
+    return {
+        "rule." * depth + name: getattr(layer, name)
+        for depth, layer in enumerate(RULES.layers(rule), 1)
+        for name in layer.counts_malicious
+        if hasattr(layer, name)
+    }
 
 
 def _trained(answer: Answer) -> Check:
