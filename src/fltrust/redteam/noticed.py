@@ -48,7 +48,7 @@ def _whole(content: Mapping[str, Any]) -> bool:
         all(type(count) is int and count >= 0 for count in counts)
         and (since is None or type(since) is int)
         and isinstance(content.get("evidence"), str)
-        and all(mean is None or (type(mean) in (int, float) and math.isfinite(mean)) for mean in means)
+        and all(mean is None or (isinstance(mean, int | float) and math.isfinite(mean)) for mean in means)
     )
 
 
