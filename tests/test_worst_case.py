@@ -100,6 +100,14 @@ def test_a_part_of_the_plan_is_worth_having() -> None:
     assert len({dataclasses.replace(run, rule=start[0].rule) for run in start}) == 1  # they share their data
 
 
+def test_data_sets_and_rules_can_be_named_in_any_order_and_twice() -> None:
+    assert {run.key for run in plan(asked(["har", "mnist-0.5"]), seeds=1)} == {
+        run.key for run in plan(asked(["mnist-0.5", "har"]), seeds=1)
+    }
+    (question,) = asked(["har", "HAR"], ["anchor", "Anchor", "Krum"])
+    assert [row.name for row in question.rows] == ["anchor", "krum"]
+
+
 def test_a_rule_that_is_not_listed_comes_among_the_first() -> None:
     names = [RULES.name_of(run.rule) for run in plan(asked(["har"], ["krum", "fltrust", "nnm+dnc"], [20]), seeds=1)]
     assert names == ["fltrust", "nnm+dnc", "fltrust", "nnm+dnc", "krum", "krum"]

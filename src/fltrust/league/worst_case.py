@@ -102,7 +102,7 @@ def asked(
         if share not in SHARES:
             raise InputError(f"--share must be one of {', '.join(map(str, SHARES))} per cent, not {share}")
     parts = {row.name: row for row in ABLATIONS}
-    rows = tuple(parts.get(rule.lower()) or rows_of([rule.lower()])[0] for rule in dict.fromkeys(rules))
+    rows = tuple(parts.get(rule) or rows_of([rule])[0] for rule in dict.fromkeys(name.lower() for name in rules))
     every = {name: (*ROWS, *ABLATIONS) if name == DATA[0] else ROWS for name in names}
     return [
         Question(name, rows or every[name], tuple(share for share in SHARES if not shares or share in shares), rounds) for name in names
@@ -114,8 +114,8 @@ def plan(questions: Sequence[Question], *, seeds: int, precision: Precision = "f
 
     So what was run so far compares rules. Runs that differ in their rule alone stand together, since they share their data.
     """
-    data, rows = [question.dataset for question in questions], questions[0].rows
-    listed = [row.name for row in rows]
+    data = [question.dataset for question in questions]
+    listed = list(dict.fromkeys(row.name for question in questions for row in question.rows))  # the first table alone has the ablations
 
     def place(cell: Cell, aim: int) -> tuple[Any, ...]:
         name = cell.row.name
