@@ -109,6 +109,8 @@ def test_a_combination_that_cannot_work_has_a_reason(monkeypatch: pytest.MonkeyP
     assert "left out" in FORMATS["markdown"]([table])
     without_trigger = cells(chosen(["shakespeare"], ["krum"], ["scaling"])[0])
     assert [cell.impossible for cell in without_trigger] == ["this data set has no trigger for a backdoor"]
+    (board,) = chosen(["shakespeare"], ["krum"], ["searched"])  # it has a trigger only if it aims at a backdoor
+    assert [(cell.impossible, cell.column.targeted) for cell in cells(board)] == [("", False)]
 
 
 # ---------------------------------------------------------------- what is made of its results

@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Collection, Iterable
+from typing import Any
 
+from fltrust.codec import built
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.league.table import BOARDS, COLUMNS, IMPOSSIBLE, OWN, ROWS, Board, Column, Row
@@ -34,12 +36,17 @@ def cells(board: Board, rounds: int | None = None) -> list[Cell]:
 
 
 def _impossible(dataset: str, column: Column) -> str:
-    without_trigger = _has_trigger(column.registered) and DATASETS[dataset].trigger is None
+    without_trigger = DATASETS[dataset].trigger is None and _needs_trigger(column.attack)
     return "this data set has no trigger for a backdoor" if without_trigger else IMPOSSIBLE.get((dataset, column.registered), "")
 
 
-def _has_trigger(attack: str) -> bool:
-    return "trigger" in ATTACKS[attack].__dataclass_fields__
+def _needs_trigger(attack: Any) -> bool:
+    """Whether it refuses to do without one; of a search, only its aim at a backdoor does."""
+    try:
+        built(ATTACKS, attack, {})
+    except InputError as problem:
+        return "trigger" in str(problem)
+    return False
 
 
 def chosen(datasets: Collection[str] = (), rules: Collection[str] = (), attacks: Collection[str] = ()) -> list[Board]:
@@ -68,7 +75,7 @@ def _columns(names: Collection[str]) -> tuple[Column, ...]:
         listed = [column for column in COLUMNS if name in (column.name, column.registered)]
         if not listed:
             known("attack", name, ATTACKS)
-            listed = [Column(name, OWN, targeted=_has_trigger(name))]
+            listed = [Column(name, OWN, targeted=_needs_trigger(name))]
         found |= {column.name: column for column in listed}
     return tuple(found.values())
 
