@@ -1,6 +1,6 @@
 """The searched attack: its closed forms against the rules themselves, and what it may know."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from fltrust.attacks.searched.refine import _inverse, _slope, refined
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
+from fltrust.attacks.searched.view import as_seen
 from fltrust.codec import built
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -29,6 +30,7 @@ from fltrust.rules import (
     FLAME,
     NNM,
     Aggregate,
+    Anchor,
     Bucketing,
     BySize,
     CentredClipping,
@@ -52,6 +54,7 @@ from fltrust.rules import (
     Zeno,
 )
 from fltrust.simulation import simulate
+from fltrust.state import Memory
 from fltrust.testing import CLIENTS, draw
 from fltrust.triggers import Trigger
 
@@ -268,6 +271,33 @@ class InNumPy(Rule):
 
     def aggregate(self, received: Received) -> Aggregate:
         return Aggregate(torch.from_numpy(received.updates.numpy().mean(0)), None)
+
+
+@dataclass(frozen=True)
+class TheOpposite(FLTrust):
+    """What a user may write: it shares a name and nothing else with FLTrust."""
+
+    def aggregate(self, received: Received) -> Aggregate:
+        update, shares = super().aggregate(received)
+        return Aggregate(-update, shares)
+
+
+@dataclass(frozen=True)
+class OppositeAnchor(Anchor):
+    def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
+        aggregate, memory = super().step(received, memory)
+        return aggregate._replace(update=-aggregate.update), memory
+
+
+@pytest.mark.parametrize("rule", [TheOpposite(), OppositeAnchor(), OppositeAnchor(momentum=0.0)], ids=repr)
+def test_a_subclass_that_aggregates_in_another_way_is_run_itself(rule: Rule) -> None:
+    assert not has_closed_form(rule)
+    assert as_seen(rule, 0) is rule
+    attack = Searched(tries=10, steps=0)
+    known = seen(rule)
+    rows, _ = attack.step(known, started(attack))
+    scene, aim, _ = searched_on(known)
+    assert aim.mean_damage(scene, rows, 0) > aim.mean_damage(scene, known.own, 0)
 
 
 def test_a_rule_that_autograd_cannot_follow_is_searched_at_random() -> None:

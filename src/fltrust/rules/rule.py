@@ -165,6 +165,11 @@ class Rule:
         return self.accumulator(root_update, exact_for) if theirs else None
 
     @property
+    def overridden(self) -> bool:
+        """Whether a user's own class says how it aggregates, so that what is known of the package's rules need not hold."""
+        return any(_owner(type(self), name).__module__.partition(".")[0] != "fltrust" for name in ("init", "step", "aggregate"))
+
+    @property
     def has_memory(self) -> bool:
         return type(self).init is not Rule.init
 

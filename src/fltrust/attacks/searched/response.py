@@ -20,6 +20,8 @@ from fltrust.rules.trust import TrustRule
 
 def has_closed_form(rule: Rule) -> bool:
     """Whether inner products of rows, root update and centre are all that the rule looks at."""
+    if rule.overridden:
+        return False
     if isinstance(rule, NNM | Clipping):
         return has_closed_form(rule.within)
     if isinstance(rule, Anchor):

@@ -16,7 +16,9 @@ Change = Callable[[Tensor], Tensor]
 
 def as_seen(rule: Rule, ahead: int) -> Rule:
     """The rule that the search works on: without its memory, if that is running means and nobody looks ahead."""
-    return replace(rule, momentum=0.0) if isinstance(rule, Anchor) and rule.has_memory and not ahead else rule
+    if isinstance(rule, Anchor) and rule.has_memory and not rule.overridden and not ahead:
+        return replace(rule, momentum=0.0)
+    return rule
 
 
 def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
