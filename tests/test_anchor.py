@@ -115,6 +115,27 @@ def test_a_majority_of_short_rows_does_not_silence_the_server() -> None:
     torch.testing.assert_close(update, root_update / root_update.norm(), rtol=1e-6, atol=1e-6)
 
 
+def test_a_long_lie_stays() -> None:
+    """What docs/worst-case.md says breaks it: one update, a million times as long as the others, decides 109 rounds more."""
+    rule, root, row = Anchor(), torch.ones(3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
+    memory = rule.init(1, root)
+    signs = []
+    for t in range(112):
+        received = Received(-1e6 * row if t == 0 else row, root, client_ids=torch.tensor([0]))
+        means, memory = rule.means(received, memory)
+        signs.append(float(means[0, 0].sign()))
+    assert signs.index(1.0) == 110
+
+
+@pytest.mark.parametrize("malicious", [4, 5])
+def test_half_of_a_round_has_the_median_length_and_less_has_not(malicious: int) -> None:
+    updates, root_update, _ = draw(10, 30, torch.float64)
+    longest = updates.norm(dim=1).max()
+    updates[:malicious] *= -1e9
+    update = played(Anchor(momentum=0.0, voice=0.0), updates, root_update)
+    assert bool(update.norm() > longest) == (malicious == 5)
+
+
 def test_a_client_that_was_away_goes_on_where_it_was() -> None:
     rule, rows = Anchor(momentum=0.5), torch.tensor([[4.0, 0.0], [0.0, 2.0]])
     root = torch.tensor([1.0, 0.0])

@@ -34,6 +34,7 @@ class Anchor(Rule):
     takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the root set says, the
     longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to the clients. Nobody
     is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on this very rule.
+    More than half of the clients of every round must be honest, or the median length is not theirs.
 
     The server keeps a row of d numbers per client. `momentum = 0` needs none; then let clients send running means (`client_momentum`).
     The clients' shares sum to 1 / (1 + voice); the rest is the server's.
