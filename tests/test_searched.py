@@ -55,6 +55,7 @@ from fltrust.rules import (
 )
 from fltrust.simulation import simulate
 from fltrust.state import Memory
+from fltrust.tasks.task import Task
 from fltrust.testing import CLIENTS, draw
 from fltrust.triggers import Trigger
 
@@ -516,15 +517,18 @@ def test_a_trigger_counts_only_where_the_aim_is_a_backdoor() -> None:
 
 
 def test_a_searched_backdoor_is_learnt_and_one_class_forgotten() -> None:
-    def end(attack: Searched) -> Record:
-        *_, last = simulate(small_run("fedavg", attack, rounds=12), small_task(malicious=2, attack=attack))
+    def end(attack: Searched, task: Task | None = None) -> Record:
+        *_, last = simulate(small_run("fedavg", attack, rounds=12), task or small_task(malicious=2, attack=attack))
         return last
 
     before, after = (end(Searched("backdoor", trigger=FOUR_FEATURES, steps=2, behave=behave)) for behave in (12, 0))
     assert before.metrics["success"] < 0.5
     assert after.metrics["success"] > 0.9
     assert end(Searched("class", source=2, steps=2)).test_error > before.test_error + 0.1
-    assert end(Searched("class", source=7, steps=2)).norm == before.norm  # nobody has examples of this class: nothing to aim at
+    nobodys = Searched("class", source=7, steps=2)
+    assert end(nobodys, small_task(malicious=2)).norm == before.norm  # nobody has examples of this class: nothing to aim at
+    with pytest.raises(InputError, match="about class 7, and these data have 3 classes"):
+        small_task(malicious=2, attack=nobodys)  # a rule that holds under this would look safe
 
 
 # ---------------------------------------------------------------- over rounds

@@ -202,6 +202,7 @@ class Attack:
     on_host: bool = False  # looks at values, so the round cannot be a CUDA graph
     independent: bool = False  # whether each malicious client crafts its update from its own alone
     trigger: Trigger | None = None
+    wanted_class: int | None = None  # which the data must have
 
     def on_host_under(self, rule: Rule) -> bool:
         """`on_host`, for an attack where it depends on the server's rule."""

@@ -212,6 +212,9 @@ class Task:
             raise InputError("a backdoor has one target class per example: these targets are of another kind")
         if trigger is not None and not 0 <= trigger.target < self.num_classes:
             raise InputError(f"the trigger's target {trigger.target} is none of the {self.num_classes} classes")
+        wanted = self.attack.wanted_class if self.attack else None
+        if wanted is not None and (wanted >= self.num_classes or self.targets.dim() != 1):
+            raise InputError(f"the attack is about class {wanted}, and these data have {self.num_classes or 'no'} classes")
         if self.attack is not None and trigger is None:
             self.attack.backdoor(self.test_inputs[:2], self.test_targets[:2])
         inputs, targets = self._hardest()

@@ -139,6 +139,10 @@ class Searched(Attack):
         """The adaptive attacks among its rivals ask for a root update of any rule, and so must a search that is never weaker."""
         return self.knowledge == "full"
 
+    @property
+    def wanted_class(self) -> int | None:  # type: ignore[override]
+        return self.source if self.aim == "class" else None
+
     def __post_init__(self) -> None:
         check_level(self.knowledge)
         check_choice("aim", self.aim, AimName)
