@@ -478,6 +478,24 @@ def test_a_task_that_does_not_learn_is_named_on_the_page_and_the_rest_goes_on(fo
     assert "the task does not learn" in Path("out/index.html").read_text()
 
 
+def test_runs_on_data_that_changed_do_not_stand_for_the_new_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*COMMAND, "--rule", "median", "--shares", "20", "--try", "none", "--attack", "trim"]
+    fltrust(*words)
+    before = Path("out/redteam.json").read_bytes()
+    task = Path("my_task.py")
+    task.write_text(task.read_text() + "# the same data\n")
+    fltrust(*words)
+    assert Path("out/redteam.json").read_bytes() == before
+    monkeypatch.setattr("fltrust.cli.redteam.plugins_of", lambda run: {"my_task.py": "another plug-in"})
+    with pytest.raises(InputError, match=re.escape("my_task.py changed after runs in out had used it")):
+        fltrust(*words)
+    task.write_text(task.read_text().replace("0.5 * rng", "50 * rng"))
+    done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, check=False)  # this process has loaded the task already
+    said = "fltrust: my_task.py:build() changed after runs in out had used it: choose another --out\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    assert Path("out/redteam.json").read_bytes() == before
+
+
 def test_mistakes_are_one_line_and_exit_code_2(folder: Path) -> None:
     Path("full").mkdir()
     Path("full/mine.txt").write_text("mine")

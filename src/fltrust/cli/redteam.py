@@ -33,6 +33,7 @@ from fltrust.report.words import name_of, plural
 from fltrust.store.files import replace
 from fltrust.store.results import Result, Results
 from fltrust.sweep import Plan
+from fltrust.tasks.build import plugins_of
 
 FILE, PAGE = "redteam.json", "index.html"
 FOLDER = Path("redteams")
@@ -123,6 +124,7 @@ class _Team:
         except InputError:
             if self.how.ray is None:  # a cluster may have data that are not here
                 raise
+        self._refuse_changed()
         for problem in results_in(self.how.out).problems:
             say(self.screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
         say_left_out(self.screen, self.left_out)
@@ -139,6 +141,18 @@ class _Team:
             raise
         found = self.write()
         self._show(found)
+
+    def _refuse_changed(self) -> None:
+        """Runs on data, or of a plug-in, that changed since would stand for the new ones: a run's key does not know what is in a file."""
+        planned = {same_question(run) for run in self._runs()}
+        for one in self._results().all():
+            if same_question(one.run) not in planned:
+                continue
+            now = {**(self.facts.files if self.facts else {}), **plugins_of(one.run)}
+            then = one.about["files"]
+            for name in now.keys() & then.keys() if isinstance(then, Mapping) else ():
+                if now[name] != then[name]:
+                    raise InputError(f"{name} changed after runs in {self.how.out} had used it: choose another --out")
 
     def _alive(self) -> list[Stage]:
         """The stages of the rules that have a result without attack: one that raises would only raise again."""

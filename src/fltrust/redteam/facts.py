@@ -1,5 +1,6 @@
 """What a red team must know of the data: what a guess would get wrong, and how different the clients are."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,9 +23,10 @@ class Facts:
     guess_error: float | None  # of whoever always gives the most frequent answer; None for an objective of the user's own
     difference: float | None  # mean total variation distance of a client's classes from those of all clients: 0 alike, 1 nothing in common
     own_root: bool  # the data name the root set
+    files: Mapping[str, str]  # the data's, and their sha256
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "files"}
 
 
 def facts_of(run: Experiment, data_dir: str | None) -> Facts:
@@ -34,9 +36,9 @@ def facts_of(run: Experiment, data_dir: str | None) -> Facts:
     objective: Objective = built(OBJECTIVES, examples.objective, {})
     single = examples.train_labels.ndim == 1 and objective.classes != 0
     difference = _difference([examples.train_labels[own] for own in task.clients]) if single else None
-    return Facts(
-        len(examples.train_labels), len(examples.test_labels), _guess_error(examples, objective), difference, examples.root is not None
-    )
+    files = {name: sha256 for name, sha256 in examples.files.items() if not name.endswith(".py")}  # what a task's code returns counts
+    guess = _guess_error(examples, objective)
+    return Facts(len(examples.train_labels), len(examples.test_labels), guess, difference, examples.root is not None, files)
 
 
 def _guess_error(examples: Examples, objective: Objective) -> float | None:

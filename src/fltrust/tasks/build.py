@@ -93,7 +93,7 @@ def build_task(
         attack=run.attack,
         seed=run.seed,
         device=device,
-        files={**examples.files, **_plugins(run)},
+        files={**examples.files, **plugins_of(run)},
         warnings=examples.warnings,
     )
 
@@ -105,7 +105,7 @@ def _own_root(run: Experiment, examples: Examples) -> NDArray[np.int64] | None:
     return examples.root
 
 
-def _plugins(run: Experiment) -> dict[str, str]:
+def plugins_of(run: Experiment) -> dict[str, str]:
     """The plug-ins that the run uses, as files whose change another run would need."""
     named = [MODELS.entry(run.model).kind, *(METRICS.entry(name).kind for name in run.metrics)]
     rules = RULES.layers(run.rule)  # one may hold another
