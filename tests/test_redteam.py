@@ -409,6 +409,12 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
+def test_a_rule_that_nothing_breaks_is_compared_with_plain_averaging_only(folder: Path) -> None:
+    said = fltrust(*COMMAND, "--points", "100")
+    assert "Stage 4 of 4, plain averaging, for comparison, with 4 of 10 malicious" in said
+    assert {type(one.run.rule) for one in read(Path("out")).all()} == {RULES["fltrust"], RULES["fedavg"]}
+
+
 def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fltrust(*COMMAND)
     whole = Path("out/redteam.json").read_bytes()

@@ -174,7 +174,8 @@ class _Team:
         say_left_out(self.screen, left_out)
         self.left_out += left_out
         runs = list({run.key: run for change in self.changes for run in change.runs}.values())
-        self._do(len(self.stages) + 1, Stage(f"changes that might help, with {found.shown} of {self.question.num_clients} malicious", runs))
+        what = "plain averaging, for comparison" if found.breaks is None else "changes that might help"
+        self._do(len(self.stages) + 1, Stage(f"{what}, with {found.shown} of {self.question.num_clients} malicious", runs))
 
     def _do(self, place: int, stage: Stage) -> None:
         """One stage, and the page after it."""
