@@ -143,6 +143,14 @@ def test_every_field_of_an_experiment_is_an_option(tmp_path: Path) -> None:
     assert "Pairs [round, factor]" in said  # brackets are words here, not markup
 
 
+@pytest.mark.parametrize("command", ["run", "sweep", "redteam"])
+def test_the_help_says_what_a_value_looks_like(tmp_path: Path, command: str) -> None:
+    said = " ".join(fltrust(command, "--help", cwd=tmp_path).stdout.split())
+    for option in ("--rounds INTEGER", "--bias FLOAT", "--rule NAME", "--loss WORD", "--lr-decay LIST"):
+        assert option in said
+    assert ("--augment true|false" in said) == (command != "run")  # there it is a switch
+
+
 @pytest.mark.slow
 def test_options_of_every_type(tmp_path: Path) -> None:
     options = ["--clients", "12", "--standardise", "--lr-decay", "[[2, 0.5]]", "--server", "momentum", "--set", "server.beta=0.5"]

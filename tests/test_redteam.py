@@ -250,6 +250,8 @@ def test_the_checklist_is_answered_from_the_facts() -> None:
         ("Does the rule work without knowing how many clients are malicious?", "yes", "yes"),
     ):
         assert (one_seed[question], three[question]) == (first, second), question
+    goals = next(check for check in checklist(concluded(breaks_at_4, asked(attack="trim"))) if "goals" in check.question)
+    assert goals.why == "2 kinds of attacks; sabotage only, no backdoor."  # the data have a trigger, but no such attack was asked for
     holds = answers(concluded(lambda run: 0.1, asked(attack="trim")))
     assert holds["Do these attacks harm plain averaging?"] == "not measured"
     krum = concluded(lambda run: 0.1, asked(rule="krum", attack="trim"))

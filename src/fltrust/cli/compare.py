@@ -208,7 +208,9 @@ def redteam(
     ] = None,
     points: Annotated[
         float | None,
-        typer.Option(help="A share breaks the rule if an attack costs more points of error or backdoor success (default: 5)."),
+        typer.Option(
+            help="Points of error or backdoor success that an attack may cost; if it costs more, the share breaks the rule (default: 5)."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (default: 3; with --demo 2).")] = None,
     tried: Annotated[
@@ -233,7 +235,7 @@ def redteam(
     Where the rule breaks, it tries other rules and a larger root set. If interrupted, the same command resumes. A rule or a run that fails
     stops no other.
 
-    With several rules, the first is yours and the others are compared with it.
+    --rule and --attack take several names, with commas. The first rule is yours, and the others are compared with it.
 
     Examples:
 

@@ -20,6 +20,7 @@ PANELS = {
 TRAINING = "Training"  # every other field
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _HINTS = get_type_hints(Experiment)
+_METAVARS = {int: "INTEGER", float: "FLOAT", bool: "true|false"}
 GRID = [name for name in FIELDS if name != "precision"]  # the fields of a sweep; the precision is how it is run
 ATTACKED = [name for name in GRID if name not in ("malicious", "seed")]  # those of a red team, which says itself how many
 
@@ -42,13 +43,15 @@ def _annotation(name: str, several: bool) -> Any:
     names = [f"{option}/--no-{option[2:]}" if hint is bool else option, *([ALIASES[name]] if name in ALIASES else [])]
     kind = hint if hint in (int, float, bool) else list[str] if hint == tuple[str, ...] else str
     help = FIELDS[name].metadata["help"].replace("[", r"\[") + (" May be repeated." if kind == list[str] else "")
-    told = typer.Option(*names, help=help, rich_help_panel=PANEL_OF.get(name, TRAINING), metavar=_metavar(name, kind))
+    told = typer.Option(*names, help=help, rich_help_panel=PANEL_OF.get(name, TRAINING), metavar=None if kind is bool else _metavar(name))
     return Annotated[kind | None, told]
 
 
-def _metavar(name: str, kind: Any) -> str | None:
-    named = name in ("dataset", "model", "metrics") or FIELDS[name].metadata["registry"] is not None
-    return "NAME" if named else "WORD" if kind is str and name != "lr_decay" else "LIST" if name == "lr_decay" else None
+def _metavar(name: str) -> str:
+    """What a field's value looks like, also where the option itself is a text with commas."""
+    if name in ("dataset", "model", "metrics") or FIELDS[name].metadata["registry"] is not None:
+        return "NAME"
+    return "LIST" if name == "lr_decay" else _METAVARS.get(_hint(name), "WORD")
 
 
 def _hint(name: str) -> Any:

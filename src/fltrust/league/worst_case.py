@@ -25,8 +25,8 @@ DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 
 # What the parts of this package's own rule are good for: rows of the first data set's table.
 ABLATIONS = (
-    Row("anchor without memory", value=Anchor(momentum=0.0)),
-    Row("anchor without voice", value=Anchor(voice=0.0)),
+    Row("Anchor without memory", value=Anchor(momentum=0.0)),
+    Row("Anchor without voice", value=Anchor(voice=0.0)),
 )
 
 # In which order cells are run, so that a part of them is worth having.

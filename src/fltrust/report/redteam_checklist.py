@@ -76,8 +76,7 @@ def _checks(answer: Answer) -> Iterator[Check]:
     yield Check(
         "Are there several attacks, with different goals?",
         _yes(len(kinds) > 2 and backdoor) if kinds else NOT_MEASURED,
-        f"{len(kinds)} kinds of attacks; "
-        + ("sabotage and a backdoor." if backdoor else "sabotage only: the data have no trigger for a backdoor."),
+        f"{len(kinds)} kinds of attacks; " + ("sabotage and a backdoor." if backdoor else "sabotage only, no backdoor."),
     )
     tested = sorted({one.run.malicious for one in results} - {0})
     yield Check(

@@ -270,9 +270,9 @@ def _changes_section(embedded: Embedded, answer: Answer) -> Element:
         tag(
             "p",
             f"Measured, with {where}. Each change meets the attack that broke the rule, and the search on the changed rule itself; rivals "
-            "meet all attacks. The worst of them counts. Costs are above the error (or backdoor success) of the rule in question without "
-            "attack, so a change that learns worse does not look better. Red-team a change before you adopt it: other attacks may do it "
-            "more harm.",
+            "meet all attacks. The worst of them counts. Costs are above the error (or backdoor success) of your rule without attack, so a "
+            "change that learns worse does not look better. A cost below 0 is better than your rule without attack. Red-team a change "
+            "before you adopt it: other attacks may do it more harm.",
             class_="claim",
         )
     )
@@ -330,7 +330,7 @@ def _change_row(embedded: Embedded, answer: Answer, one: Worst, best: bool) -> E
         tag("td", "" if one.point.success is None else mean_and_spread(one.point.success), class_="change"),
         opens(mean_and_spread(one.clean.error), before),
         tag("td", one.attack, class_="words"),
-        tag("td", f"{one.attacks}{'' if one.complete else ', fewer than the rule in question'}", class_="words"),
+        tag("td", f"{one.attacks}{'' if one.complete else ', fewer than your rule'}", class_="words"),
     )
 
 

@@ -26,7 +26,7 @@ def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Elem
         tag("p", MEANING, " Click a number to see its runs.", class_="claim"),
         tag(
             "p",
-            tag("span", "Error above the rule's own without attack: "),
+            tag("span", "Error above the rule's own without attack (in the first column: above the best rule's): "),
             *(tag("span", words, class_=f"heat-key harm-{step}") for step, words in enumerate(keys)),
             tag("span", "not run", class_="heat-key not-run"),
             class_="heat-keys",
