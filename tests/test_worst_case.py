@@ -52,6 +52,12 @@ def test_every_rule_of_the_league_is_there_at_every_share_on_five_data_sets() ->
     assert set(_FIRST_RULES) <= {row.name for row in ROWS}
 
 
+@pytest.mark.parametrize("row", ABLATIONS, ids=lambda row: row.name)
+def test_a_part_of_a_rule_is_asked_for_by_its_name(row: Row) -> None:
+    for name in (row.name, row.name.lower()):
+        assert [question.rows for question in asked(["mnist-0.5"], [name])] == [(row,)]
+
+
 def test_a_cell_searches_with_both_aims_and_the_rule_expects_what_there_is() -> None:
     (question,) = asked(["mnist-0.5"], ["krum"], [40])
     (cell,) = question.cells

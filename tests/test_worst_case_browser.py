@@ -1,6 +1,7 @@
 """The worst-case table in a real browser: it stands on the first screen, sorts, names its attacks, opens runs, and fits a phone."""
 
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_a_click_shows_the_runs(browser: Browser, tables: list[WorstCases]) -> N
     text = browser.run("document.querySelector('#panel').innerText")
     assert "over 2 seeds" in text
     assert "Of 2 attacks, the next are: Searched: " in text
-    assert f"fltrust worst-case --dataset mnist-0.5 --rule {best.row.name} --share 20 --seeds 2" in text
+    assert f"fltrust worst-case --dataset mnist-0.5 --rule {shlex.quote(best.row.name)} --share 20 --seeds 2" in text
 
 
 def test_what_cannot_run_says_why(browser: Browser, tables: list[WorstCases]) -> None:

@@ -101,7 +101,7 @@ def asked(
     for share in shares:
         if share not in SHARES:
             raise InputError(f"--share must be one of {', '.join(map(str, SHARES))} per cent, not {share}")
-    parts = {row.name: row for row in ABLATIONS}
+    parts = {row.name.lower(): row for row in ABLATIONS}
     rows = tuple(parts.get(rule) or rows_of([rule])[0] for rule in dict.fromkeys(name.lower() for name in rules))
     every = {name: (*ROWS, *ABLATIONS) if name == DATA[0] else ROWS for name in names}
     return [
