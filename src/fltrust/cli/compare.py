@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from fltrust.cli.many import How
 
 
+# What the commands of the league's rules share.
+OnlyRules = Annotated[
+    list[str] | None,
+    typer.Option("--rule", help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. May be repeated."),
+]
+Seeds = Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")]
+FewerRounds = Annotated[
+    int | None,
+    typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
+]
+TableFormat = Annotated[str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or markdown.")]
+
+
 @with_how
 def reproduce(
     names: Annotated[
@@ -26,7 +39,7 @@ def reproduce(
     dataset: Annotated[list[str] | None, typer.Option(help="Only this data set. May be repeated.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack. May be repeated.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Only this rule. May be repeated.")] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
+    seeds: Seeds = 1,
     *,
     how: "How",
 ) -> None:
@@ -51,23 +64,15 @@ def reproduce(
 
 @with_how
 def league(
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. May be repeated."),
-    ] = None,
+    rule: OnlyRules = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack. It may be your own. May be repeated.")] = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option(help="Only this data set. May be repeated (default: mnist-0.5, fashion-mnist, har, cifar-10)."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or markdown.")
-    ] = None,
+    seeds: Seeds = 1,
+    rounds: FewerRounds = None,
+    format: TableFormat = None,
     *,
     how: "How",
 ) -> None:
@@ -102,10 +107,7 @@ def league(
 
 @with_how
 def worst_case(
-    rule: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. May be repeated."),
-    ] = None,
+    rule: OnlyRules = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option(help="Only this data set. May be repeated (default: mnist-0.5, har, fashion-mnist, cifar-10, mnist-0.1)."),
@@ -114,14 +116,9 @@ def worst_case(
         list[int] | None,
         typer.Option(help="Only this share of malicious clients, in per cent: 0, 10, 20, 40 or 60. May be repeated."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")] = 1,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="Fewer rounds than the data set's usual number, for a quick look. The report does not show such runs."),
-    ] = None,
-    format: Annotated[
-        str | None, typer.Option(help="Run nothing. Print the table of the results so far as csv, latex or markdown.")
-    ] = None,
+    seeds: Seeds = 1,
+    rounds: FewerRounds = None,
+    format: TableFormat = None,
     *,
     how: "How",
 ) -> None:

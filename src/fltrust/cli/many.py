@@ -215,6 +215,16 @@ def seconds(result: Result) -> str:
     return "" if result.seconds is None else f"  {result.seconds:.1f} s"
 
 
+def table_writer(how: How, rounds: int | None, format: str | None, formats: Mapping[str, Text]) -> Text | None:
+    """How `--format` writes the table, or None for runs; refuses what no command of the league's rules takes."""
+    if rounds is not None and rounds < 1:
+        raise InputError(f"--rounds must be at least 1, not {rounds}")
+    write = None if format is None else text_format(format, formats)
+    if write and not how.out.is_dir():
+        raise InputError(f"there is no folder {how.out} with results")
+    return write
+
+
 def text_format(name: str, formats: Mapping[str, Text]) -> Text:
     """How `--format` NAME writes a table; 'md' is short for markdown."""
     return formats[known("format", "markdown" if name == "md" else name, formats)]

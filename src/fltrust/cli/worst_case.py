@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fltrust.cli.many import How, numbers, seconds, text_format, work_through
-from fltrust.errors import InputError
+from fltrust.cli.many import How, numbers, seconds, table_writer, work_through
 from fltrust.league.worst_case import DATA, asked, plan
 from fltrust.registry import DATASETS, RULES
 from fltrust.report.words import seeds as seeds_of
@@ -29,11 +28,7 @@ def worst_case(
     how: How,
 ) -> None:
     how.prepare(seeds)
-    if rounds is not None and rounds < 1:
-        raise InputError(f"--rounds must be at least 1, not {rounds}")
-    write = None if format is None else text_format(format, FORMATS)
-    if write and not how.out.is_dir():
-        raise InputError(f"there is no folder {how.out} with results")
+    write = table_writer(how, rounds, format, FORMATS)
     questions = asked(only_datasets, only_rules, only_shares, rounds)
     done = how.done()
     if write:
