@@ -1,10 +1,11 @@
-"""What a round costs as clients become many, and how many updates a second go through the accumulator.
+"""What a round costs as clients become many, in the round and in the federation.
 
     python bench/scale.py                  # a few minutes; draws docs/scale.png
-    python bench/scale.py --updates 10000      # fewer through the accumulator than a million
+    python bench/scale.py --only drawn     # the federation of up to a million clients
 
-The round: n = 100 to 10,000 clients that all take part, two examples each, the paper's CNN (d = 139,960), FLTrust. Each size has a
-process of its own, so that its peak memory is its own. The examples themselves are in memory too: n x 2 images of 3 kB.
+The round: n = 100 to 10,000 clients that all take part, two examples each, the paper's CNN (d = 139,960), FLTrust. The federation: a
+thousand of up to a million clients take part, two examples each, a network of 75,010 parameters, FLTrust. Each size has a process of its
+own, so that its peak memory is its own. The examples are in memory too: for each client two images of 3 kB, or two vectors of 256 bytes.
 """
 
 import argparse
@@ -15,17 +16,20 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from setting import our_rounds, our_run, wait_until_quiet
+from setting import others_busy, our_rounds, our_run, wait_until_quiet
+from torch import nn
 
-from fltrust import TrustAccumulator
+from fltrust import Task, simulate
 from fltrust.models import PAPER_CNN
 from fltrust.round import AT_ONCE, MANY, in_chunks
+from fltrust.store.files import hardware
 
 SIZES = (100, 300, 1000, 3000, 10_000)
 HELD, ROOT, ROUNDS = 2, 100, 5
@@ -59,52 +63,28 @@ def rounds_of(n: int) -> tuple[list[float], float, float, bool]:
     return seconds, before, peak_mb(), in_chunks(run, n)
 
 
-# ---------------------------------------------------------------- the accumulator
+# ---------------------------------------------------------------- a thousand of N clients
 
-POOL = 2000  # different updates, 1.1 GB: more than any cache holds, so each is read from memory
+FEDERATIONS = (1_000, 10_000, 100_000, 1_000_000)
+DRAWN, FEATURES, HIDDEN, TURNS = 1_000, 64, 1_000, 3
 
 
-def stream(chunk: int, count: int) -> tuple[TrustAccumulator, float, float]:
-    """`count` updates added in chunks (1: one at a time): the accumulator, the seconds, and by how many MB the process grew."""
-    updates = torch.randn(POOL, PAPER_CNN, generator=torch.Generator().manual_seed(0))
-    root_update = updates[:10].mean(0)
-    TrustAccumulator(root_update).add_many(updates[:chunk])  # compiles
-    stream, before = TrustAccumulator(root_update), peak_mb()
+def drawn_of(num_clients: int) -> tuple[float, float, float, float]:
+    """Seconds to make the task and of a round (with what is drawn for it), peak memory in MB after each."""
+    rng = np.random.default_rng(0)
+    count = num_clients * HELD + ROOT
+    inputs, targets = rng.random((count, FEATURES), np.float32), rng.integers(0, 10, count)
+    network = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
     start = time.perf_counter()
-    while stream.count < count:
-        first = stream.count % POOL
-        if chunk == 1:
-            stream.add(updates[first])
-        else:
-            stream.add_many(updates[first : first + min(chunk, count - stream.count)])
-    return stream, time.perf_counter() - start, peak_mb() - before
-
-
-def half(chunk: int, count: int) -> tuple[TrustAccumulator, float, float]:
-    torch.set_num_threads(1)
-    return stream(chunk, count)
-
-
-def merged(chunk: int, count: int) -> tuple[TrustAccumulator, float, float]:
-    """Two processes with one thread and half of the updates each, merged into one."""
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        halves = [pool.submit(half, chunk, count // 2) for _ in range(2)]
-        (total, seconds, grown), (other, other_seconds, other_grown) = (half.result() for half in halves)
+    task = Task.from_arrays(inputs, targets, inputs[:10], targets[:10], clients=num_clients, root=ROOT, model=network)
+    made, after_making = time.perf_counter() - start, peak_mb()
+    run = replace(our_run(num_clients, HELD), clients_per_round=min(DRAWN, num_clients), rounds=ROUNDS + 1)
+    next(simulate(run, task))  # compiles
+    records = simulate(run, task)
     start = time.perf_counter()
-    total.merge(other)
-    total.result()
-    return total, max(seconds, other_seconds) + time.perf_counter() - start, max(grown, other_grown)
-
-
-def reads_per_second() -> list[float]:
-    """Updates a second if each were only read from memory once: sums over a matrix of POOL updates."""
-    updates = torch.randn(POOL, PAPER_CNN)
-    rates = []
-    for _ in range(9):
-        start = time.perf_counter()
-        updates.sum()
-        rates.append(POOL / (time.perf_counter() - start))
-    return rates[2:]
+    for _ in range(ROUNDS):  # and not the last, which is evaluated
+        next(records)
+    return made, after_making, (time.perf_counter() - start) / ROUNDS, peak_mb()
 
 
 # ---------------------------------------------------------------- tables and the plot
@@ -145,12 +125,7 @@ def plot(measured: dict[int, tuple[float, float]]) -> None:
     figure.savefig(PLOT, dpi=120)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=1_000_000, help="through the accumulator")
-    options = parser.parse_args()
-    console = Console(width=max(120, Console().width))
-
+def all_take_part(console: Console) -> None:
     rounds = table(
         f"A round of n clients x {HELD} examples, FLTrust, {torch.get_num_threads()} threads, torch {torch.__version__}",
         "n", "median, s", "fastest to slowest, s", "ms per client", "peak memory, MB", "of which before, MB", "in chunks",
@@ -167,20 +142,33 @@ def main() -> None:
     console.print(rounds)
     plot(measured)
 
-    wait_until_quiet()
-    read = statistics.median(in_own_process(reads_per_second))
-    streams = table(f"TrustAccumulator, {PAPER_CNN:,} parameters", "how", "updates", "seconds", "updates / s", "of one read", "grew by, MB")
-    streams.add_row("one read (torch.sum)", "", "", f"{read:,.0f}", "1.00", "")
-    for name, work, chunk, count in (
-        ("add_many, 200 at a time", stream, 200, options.updates),
-        ("add_many in two processes, merged", merged, 200, options.updates),
-        ("add, one at a time", stream, 1, options.updates // 10),  # slower, and its rate is the same
-    ):
-        wait_until_quiet()
-        total, seconds, grown = in_own_process(work, chunk, count)
-        rate = total.count / seconds
-        streams.add_row(name, f"{total.count:,}", f"{seconds:.1f}", f"{rate:,.0f}", f"{rate / read:.2f}", f"{grown:.0f}")
-    console.print(streams)
+
+def some_are_drawn(console: Console) -> None:
+    federations = table(
+        f"{DRAWN:,} of N clients x {HELD} examples of {FEATURES} features, FLTrust, {TURNS} turns", "N", "making the task, s",
+        "round, fastest, s", "fastest to slowest, s", "peak memory, MB", "of which after making, MB", "examples, MB",
+    )  # fmt: skip
+    turns = [{n: in_own_process(drawn_of, n) for n in FEDERATIONS} for _ in range(TURNS)]  # in turns, so that a busy minute hits all
+    for n in FEDERATIONS:
+        made, after_making, seconds, peak = (sorted(values) for values in zip(*(turn[n] for turn in turns), strict=True))
+        examples = (n * HELD + ROOT) * FEATURES * 4e-6
+        federations.add_row(
+            f"{n:,}", f"{made[0]:.2f}", f"{seconds[0]:.3f}", f"{seconds[0]:.3f} to {seconds[-1]:.3f}",
+            f"{peak[0]:.0f}", f"{after_making[0]:.0f}", f"{examples:.0f}",
+        )  # fmt: skip
+    console.print(federations)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("all", "drawn"), help="all: every client takes part; drawn: a thousand do")
+    options = parser.parse_args()
+    console = Console(width=max(120, Console().width))
+    console.print(f"{hardware('cpu')}; others use {others_busy():.1f} cores")
+    if options.only != "drawn":
+        all_take_part(console)
+    if options.only != "all":
+        some_are_drawn(console)
 
 
 if __name__ == "__main__":

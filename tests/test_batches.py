@@ -17,10 +17,10 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment, per_round
 from fltrust.models import CNN, LogisticRegression, Model, ResNet20, initialise
 from fltrust.objectives import CrossEntropy
-from fltrust.randomness import stream
+from fltrust.randomness import drawn_rows, stream
 from fltrust.round import Noise, client_updates, first_state, play_round, server_update
 from fltrust.simulation import _draws, simulate
-from fltrust.tasks.batches import Batches, Epochs, crop_and_flip, draw_clients, draw_shifts
+from fltrust.tasks.batches import FEW, SHIFTED, Batches, Epochs, crop_and_flip, draw_clients, draw_dropout, draw_shifts
 from fltrust.tasks.task import Task
 from fltrust.training.local import Job, _batched_clients, _threads_over_clients
 
@@ -37,7 +37,7 @@ def test_a_batch_holds_own_examples_each_once(sizes: list[int], size: int, steps
                 assert len(drawn) == len(set(drawn)) == min(size, len(own))
                 assert set(drawn) <= set(own)
                 assert set(batch.examples[t, i, step]) <= (
-                    set(own) or {0}
+                    set(own.tolist()) or {0}
                 )  # what counts nothing repeats own examples: batch norm sees no others
                 if len(own):
                     assert batch.loss_weights[t, i, step].sum() == pytest.approx(1 if mean else len(drawn))
@@ -65,6 +65,40 @@ def test_blocks_and_company_do_not_change_a_clients_batches() -> None:
         batches.draw([1], everyone[:1]).examples
         != Batches(4, "batches", [np.arange(50)] * 3, steps=2, size=8, mean=False).draw([1], everyone[:1]).examples
     ).any()
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 32])
+@pytest.mark.parametrize("below", [None, 2**62], ids=["random", "integers"])
+def test_who_does_not_take_part_is_skipped_and_not_drawn(width: int, below: int | None) -> None:
+    """The numbers of those who do are the same: beside a table of all clients' numbers, which the stream fills row by row."""
+    clients = np.array([0, 1, 5, 77, 78, 2999])
+    counts: list[int] = []
+
+    def draw(rng: np.random.Generator, count: int) -> np.ndarray:
+        counts.append(count)
+        return rng.random(count) if below is None else rng.integers(below, size=count)
+
+    rng = stream(5, "table")
+    rows = drawn_rows(rng, lambda count: draw(rng, count), clients, width)
+    assert sum(counts) <= len(clients) * (width + 3)
+    assert (rows == draw(stream(5, "table"), 3000 * width).reshape(3000, width)[clients]).all()
+
+
+def test_a_few_of_many_clients_draw_what_they_draw_among_all() -> None:
+    """`FEW` decides which way numbers are drawn, never which."""
+    many = SHIFTED + 50 * FEW
+    owned = [np.arange(10 * i, 10 * i + i % 7) for i in range(many)]
+    everyone, some = np.arange(many)[None], np.array([[3, 6, 700, many - 1]])
+    batches = Batches(0, "batches", owned, steps=2, size=4, mean=True)
+    for draw in (
+        lambda who: batches.draw([4], who).examples,
+        lambda who: batches.draw([4], who).loss_weights,
+        lambda who: draw_dropout(0, [4], (many, 2, 4), who),
+        lambda who: draw_shifts(0, "crop and flip", [4], (many, 2, 4), who),
+    ):
+        assert (draw(everyone)[:, some[0]] == draw(some)).all()
+    whole = stream(0, "crop and flip", 4).integers(0, (9, 9, 2), (many, 2, 4, 3))  # in one piece
+    assert (draw_shifts(0, "crop and flip", [4], (many, 2, 4), some)[0] == whole[some[0]]).all()
 
 
 def test_clients_of_a_round() -> None:
@@ -144,9 +178,10 @@ def test_epochs_are_shuffled_and_depend_on_client_and_round_only() -> None:
     together = epochs.draw(range(6), everyone)
     apart = [epochs.draw([t], everyone[:1]) for t in range(6)]
     some = epochs.draw(range(6), everyone[:, [0, 2]])
-    for whole, parts, few in zip(together, zip(*apart, strict=True), some, strict=True):
-        assert np.array_equal(whole, np.concatenate(parts))
-        assert np.array_equal(whole[:, [0, 2]], few)
+    for field in ("examples", "loss_weights"):
+        whole = getattr(together, field)
+        assert np.array_equal(whole, np.concatenate([getattr(part, field) for part in apart]))
+        assert np.array_equal(whole[:, [0, 2]], getattr(some, field))
     first = together.examples[:, 0].reshape(6, 2, 7 * 8)  # rounds, epochs, examples
     orders = {tuple(order[:48].tolist()) for order in first.reshape(12, -1)}
     assert len(orders) == 12

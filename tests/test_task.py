@@ -1,5 +1,7 @@
 """A Task: arrays of any kind, checked; the malicious clients' examples poisoned; a model and an objective that fit."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +41,7 @@ def test_a_backdoor_doubles_the_malicious_clients_examples() -> None:
 def test_pixels_become_fractions_and_features_stay() -> None:
     def task(images: np.ndarray) -> Task:
         labels = np.array([0, 1, 0, 1])
-        parts = {"clients": [np.array([0, 1])], "root": np.array([2])}
+        parts: dict[str, Any] = {"clients": [np.array([0, 1])], "root": np.array([2])}
         return Task.from_arrays(images, labels, images, labels, model=nn.Linear(3, 2), **parts)
 
     pixels = np.array([[0, 51, 255]] * 4, np.uint8)
@@ -84,7 +86,7 @@ RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 7, (8, 5))
 LABELS = RNG.integers(0, 2, (8, 3))
 FEATURES = RNG.normal(size=(8, 4))
-HELD = {"clients": [np.array([0, 1, 2]), np.array([3, 4])], "root": np.array([5])}
+HELD: dict[str, Any] = {"clients": [np.array([0, 1, 2]), np.array([3, 4])], "root": np.array([5])}
 
 
 class SquaredError(Objective):

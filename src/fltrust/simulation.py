@@ -110,7 +110,7 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
     mean = run.loss == "mean"
     batches, root = (_batches(run, *of, mean=mean) for of in (("batches", task.clients), ("root batches", [task.root])))
     whole_root = Batch.whole(task.root, steps=run.local_epochs or run.local_steps, mean=mean)
-    block = max(1, DRAWN_AHEAD // (run.num_clients * batches.steps * batches.size))
+    block = max(1, DRAWN_AHEAD // (run.clients_per_round * batches.steps * batches.size))
     expected = per_round(run.malicious, run.clients_per_round, run.num_clients)
     fixed = (expected, run.malicious) if run.participation == "fixed" else None
 
@@ -223,7 +223,7 @@ class _Graphed(_Player):
         inputs = Draw._make(None if part is None else part.clone() for part in draw)
         parts = self.run, self.task, self.state, inputs, m, self.noise
         on_host = self.run.rule.on_host
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries choose and load their kernels before the capture
             for _ in range(2):

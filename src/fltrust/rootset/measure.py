@@ -135,8 +135,7 @@ def even_samples(task: Task, seed: int) -> Iterator[Task]:
 
 def with_root(task: Task, root: Indices) -> Task:
     """The task with another root set, whose examples no client holds any longer."""
-    clients = tuple(own[~np.isin(own, root)] for own in task.clients)
-    return dataclasses.replace(task, root=root, clients=clients, clean=task.clean[~np.isin(task.clean, root)])
+    return dataclasses.replace(task, root=root, clients=task.clients.without(root), clean=task.clean[~np.isin(task.clean, root)])
 
 
 def _drawn(task: Task, size: int, rng: np.random.Generator) -> Indices:

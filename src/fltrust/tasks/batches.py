@@ -3,17 +3,19 @@
 n clients take part, the m malicious ones first; b examples per batch.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fltrust.randomness import stream
+from fltrust.randomness import drawn_rows, stream
+from fltrust.tasks.holdings import Holdings, Indices
 
-Indices = NDArray[np.int64]
+SHIFTED = 10_000  # clients whose crops and flips are drawn together
 
 
 class Batch(NamedTuple):
@@ -34,16 +36,15 @@ class Batches:
 
     def __init__(self, seed: int, name: str, owned: Sequence[Indices], *, steps: int, size: int, mean: bool) -> None:
         self.seed, self.name, self.steps, self.mean = seed, name, steps, mean
-        self.sizes = np.array([len(own) for own in owned])
+        self.owned = Holdings.of(owned)
+        self.examples = np.append(self.owned.examples, 0)  # one more, for a last client that holds nothing
+        self.sizes = self.owned.sizes
         self.size = max(1, min(size, int(self.sizes.max())))
-        self.owned = np.zeros((len(owned), max(1, self.sizes.max())), np.int64)  # (clients, most examples)
-        for row, own in zip(self.owned, owned, strict=True):
-            row[: len(own)] = own
 
     def draw(self, rounds: Sequence[int], clients: NDArray[np.int64]) -> Batch:
         """The batches of these rounds for the clients (rounds, n) taking part: examples and loss_weights are (rounds, n, steps, b)."""
-        chance = np.stack([stream(self.seed, self.name, t).random((len(self.owned), self.steps, self.size)) for t in rounds])
-        chance = np.take_along_axis(chance, clients[:, :, None, None], axis=1)
+        streams, of_all = [stream(self.seed, self.name, t) for t in rounds], (len(self.owned), self.steps, self.size)
+        chance = np.stack([_of_clients(rng, rng.random, of_all, own) for rng, own in zip(streams, clients, strict=True)])
         held = self.sizes[clients][:, :, None]  # (rounds, n, 1)
         taken = np.minimum(self.size, held)
         # Floyd's sampling without replacement, all clients side by side: place j takes a random one of the first
@@ -57,7 +58,7 @@ class Batches:
         used = np.arange(self.size) < taken[..., None]  # (rounds, n, 1, b)
         share = used / np.maximum(taken, 1)[..., None] if self.mean else used
         local = np.where(used, local, np.arange(self.size) % np.maximum(held, 1)[..., None])
-        index = self.owned[clients[:, :, None, None], local]
+        index = np.where(held[..., None] > 0, self.examples[self.owned.edges[clients][:, :, None, None] + local], 0)
         return Batch(index, np.broadcast_to(share, index.shape).astype(np.float32))
 
 
@@ -76,8 +77,8 @@ class Epochs:
     """
 
     def __init__(self, seed: int, name: str, owned: Sequence[Indices], *, epochs: int, size: int, mean: bool) -> None:
-        self.seed, self.name, self.owned, self.epochs, self.mean = seed, name, owned, epochs, mean
-        most = max([1, *map(len, owned)])
+        self.seed, self.name, self.owned, self.epochs, self.mean = seed, name, Holdings.of(owned), epochs, mean
+        most = max(1, int(self.owned.sizes.max()))
         self.size = min(size, most)
         self.steps = epochs * -(-most // self.size)
 
@@ -103,6 +104,16 @@ class Epochs:
             loss_weights[first : first + steps] = used / counts[:, None] if self.mean else used
 
 
+FEW = 20  # clients of whom one takes part: with more, the others' numbers are skipped, which costs more for each but nothing for the rest
+
+
+def _of_clients(rng: np.random.Generator, draw: Callable[[int], NDArray[Any]], shape: tuple[int, ...], clients: Indices) -> NDArray[Any]:
+    """(n, ...): the part of the clients who take part in what is drawn for all of them, `shape` (N, ...)."""
+    if len(clients) * FEW >= shape[0]:
+        return draw(math.prod(shape)).reshape(shape)[clients]
+    return drawn_rows(rng, draw, clients, math.prod(shape[1:])).reshape(len(clients), *shape[1:])
+
+
 def draw_clients(
     seed: int, rounds: Sequence[int], num_clients: int, clients_per_round: int, fixed: tuple[int, int] | None = None
 ) -> NDArray[np.int64]:
@@ -114,27 +125,40 @@ def draw_clients(
     >>> draw_clients(0, [1, 2], 10, 4, fixed=(1, 3))[:, 0] < 3
     array([ True,  True])
     """
-    everyone = np.arange(num_clients)
     if clients_per_round == num_clients:
-        return np.tile(everyone, (len(rounds), 1))
-    if fixed is None:
-        return np.stack([np.sort(stream(seed, "clients", t).choice(everyone, clients_per_round, replace=False)) for t in rounds])
-    m, malicious = fixed
-    groups = (everyone[:malicious], m), (everyone[malicious:], clients_per_round - m)
-    streams = [stream(seed, "clients", t) for t in rounds]
-    return np.stack([np.sort(np.concatenate([rng.choice(*group, replace=False) for group in groups])) for rng in streams])
+        return np.tile(np.arange(num_clients), (len(rounds), 1))
+    # Malicious clients first, then honest ones; without `fixed`, all of them are one group. So many of a group, and the group's first.
+    m, malicious = (0, 0) if fixed is None else fixed
+    groups = ((malicious, m, 0), (num_clients - malicious, clients_per_round - m, malicious))
+
+    def drawn(rng: np.random.Generator) -> Indices:
+        return np.sort(np.concatenate([first + rng.choice(size, count, replace=False) for size, count, first in groups if size]))
+
+    return np.stack([drawn(stream(seed, "clients", t)) for t in rounds])
 
 
 def draw_shifts(seed: int, purpose: str, rounds: Sequence[int], shape: tuple[int, ...], clients: NDArray[np.int64]) -> NDArray[np.int64]:
     """(rounds, n, steps, b, 3): how far each image is moved down and right (0..8 of a border of 4), and whether it is mirrored."""
-    drawn = np.stack([stream(seed, purpose, t).integers(0, (9, 9, 2), (*shape, 3)) for t in rounds])
-    return np.take_along_axis(drawn, clients[:, :, None, None, None], axis=1)
+    return np.stack([_shifts_of(stream(seed, purpose, t), shape, own) for t, own in zip(rounds, clients, strict=True)])
+
+
+def _shifts_of(rng: np.random.Generator, shape: tuple[int, ...], clients: Indices) -> Indices:
+    """(n, steps, b, 3) of one round. Who does not take part is drawn too, a number of clients at a time: these draws cannot be skipped."""
+    parts = []
+    for first in range(0, shape[0], SHIFTED):
+        some = min(SHIFTED, shape[0] - first)
+        drawn = rng.integers(0, (9, 9, 2), (some, *shape[1:], 3))
+        parts.append(drawn[clients[(clients >= first) & (clients < first + some)] - first])
+    return np.concatenate(parts)
 
 
 def draw_dropout(seed: int, rounds: Sequence[int], shape: tuple[int, ...], clients: NDArray[np.int64]) -> NDArray[np.int64]:
     """(rounds, n, steps, b): the seed of each example's dropout, of N clients' (N, steps, b)."""
-    drawn = np.stack([stream(seed, "dropout", t).integers(2**62, size=shape) for t in rounds])
-    return np.take_along_axis(drawn, clients[:, :, None, None], axis=1)
+
+    def seeds(rng: np.random.Generator, own: Indices) -> Indices:
+        return _of_clients(rng, lambda count: rng.integers(2**62, size=count), shape, own)  # below a power of two no draw is repeated
+
+    return np.stack([seeds(stream(seed, "dropout", t), own) for t, own in zip(rounds, clients, strict=True)])
 
 
 def crop_and_flip(images: Tensor, shift: Tensor) -> Tensor:

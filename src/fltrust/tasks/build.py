@@ -13,7 +13,7 @@ from fltrust.experiment import Experiment
 from fltrust.models import initialise
 from fltrust.objectives import Objective
 from fltrust.randomness import stream
-from fltrust.registry import METRICS, MODELS, OBJECTIVES, RULES, plugin_files
+from fltrust.registry import DATASETS, METRICS, MODELS, OBJECTIVES, RULES, plugin_files
 from fltrust.rules.rule import try_rule
 from fltrust.tasks.splits import partition
 from fltrust.tasks.task import Task, standardised
@@ -84,7 +84,7 @@ def build_task(
         examples.train_labels,
         test,
         examples.test_labels,
-        clients=[held.clients[i] for i in shuffled],
+        clients=held.clients.taken(shuffled),
         root=held.root,
         model=initialise(network, stream(run.seed, "weights"), run.initialisation),
         num_classes=examples.num_classes,
@@ -108,6 +108,7 @@ def _own_root(run: Experiment, examples: Examples) -> NDArray[np.int64] | None:
 def plugins_of(run: Experiment) -> dict[str, str]:
     """The plug-ins that the run uses, as files whose change another run would need."""
     named = [MODELS.entry(run.model).kind, *(METRICS.entry(name).kind for name in run.metrics)]
+    named += [DATASETS[run.dataset].load] if run.dataset in DATASETS else []  # one's own data have hashes of their own
     rules = RULES.layers(run.rule)  # one may hold another
     return plugin_files(*named, *(type(part) for part in (*rules, run.attack, run.split, run.server)))
 

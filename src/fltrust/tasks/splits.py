@@ -5,7 +5,6 @@ This file: what a split is, and the simplest ones. `splits_sorted.py`: by order 
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -13,15 +12,15 @@ from numpy.typing import NDArray
 
 from fltrust.errors import InputError
 from fltrust.registry import SPLITS, Registry
+from fltrust.tasks.holdings import Holdings, Indices
 from fltrust.tasks.root import check_labels, sample_root
 
-Indices = NDArray[np.int64]
 Labels = NDArray[np.integer]
 NOBODY = -1  # the client of an example that the split leaves out
 
 
 class Partition(NamedTuple):
-    clients: list[Indices]  # a client may hold nothing; it then has nothing to learn from, and sends an update of zeros
+    clients: Holdings  # a client may hold nothing; it then has nothing to learn from, and sends an update of zeros
     root: Indices
 
 
@@ -60,9 +59,7 @@ def partition(
         root = sample_root(labels, root_size, num_classes, rng, root_bias)
     else:
         root = np.sort(rng.permutation(len(labels))[:root_size])
-    in_root = np.zeros(len(labels), bool)
-    in_root[root] = True
-    return Partition([own[~in_root[own]] for own in clients], root)
+    return Partition(clients.without(root), root)
 
 
 class Unsplit(NamedTuple):
@@ -86,7 +83,7 @@ class Split:
     ...     def assign(self, data, rng):
     ...         return np.arange(len(data.labels)) % data.num_clients
     >>> InTurn()(np.zeros(5, int), None, 2, 10, np.random.default_rng(0))
-    [array([0, 2, 4]), array([1, 3])]
+    Holdings([array([0, 2, 4]), array([1, 3])])
     """
 
     registry: ClassVar[Registry] = SPLITS
@@ -99,7 +96,7 @@ class Split:
 
     def __call__(
         self, labels: Labels, owners: Labels | None, num_clients: int, num_classes: int, rng: np.random.Generator, malicious: int = 0
-    ) -> list[Indices]:
+    ) -> Holdings:
         """The examples of each client, in ascending order; each example belongs to at most one client."""
         if num_clients < 1:
             raise InputError(f"{num_clients} clients: at least 1 is needed")
@@ -113,7 +110,7 @@ class Split:
             raise InputError(f"{type(self).__name__} gave an example to client {client.min()} or {client.max()} of {num_clients}")
         order = np.argsort(client, kind="stable")
         edges = np.searchsorted(client[order], np.arange(num_clients + 1))
-        return [order[first:last] for first, last in pairwise(edges)]
+        return Holdings(order[edges[0] :], edges - edges[0])  # NOBODY's come first
 
 
 @SPLITS.register("bias", label="Bias q", reference="Fang et al., USENIX Security 2020")

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fltrust.errors import InputError
 from fltrust.registry import SPLITS
+from fltrust.tasks.holdings import Indices
 from fltrust.tasks.root import check_labels
-from fltrust.tasks.splits import Indices, Labels, Split, Unsplit, evenly
+from fltrust.tasks.splits import Labels, Split, Unsplit, evenly
 
 DRAWS = 1000  # how often a split with a minimum size is drawn before it gives up
 

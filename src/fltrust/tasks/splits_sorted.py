@@ -11,8 +11,9 @@ import numpy as np
 
 from fltrust.errors import InputError
 from fltrust.registry import SPLITS
+from fltrust.tasks.holdings import Indices
 from fltrust.tasks.root import check_labels
-from fltrust.tasks.splits import IID, NOBODY, Indices, Split, Unsplit, evenly
+from fltrust.tasks.splits import IID, NOBODY, Split, Unsplit, evenly
 
 
 @SPLITS.register("similarity", label="gamma-similarity", reference="Karimireddy et al., ICML 2020; ByzFL")

@@ -21,9 +21,8 @@ from fltrust.models import Model
 from fltrust.objectives import CrossEntropy, Objective
 from fltrust.randomness import reseed, stream
 from fltrust.registry import ATTACKS, OBJECTIVES
+from fltrust.tasks.holdings import Holdings, Indices
 from fltrust.tasks.splits import IID, Split, partition
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +43,7 @@ class Task:
         (j, ...), like `targets`.
     num_classes : int
         0 if targets are not classes.
-    clients : tuple of arrays of int64
+    clients : Holdings
         The examples of each client, as indices into `inputs`. Malicious clients come first.
     malicious : int
         How many clients are malicious.
@@ -81,7 +80,7 @@ class Task:
     test_inputs: Tensor
     test_targets: Tensor
     num_classes: int
-    clients: tuple[Indices, ...]
+    clients: Holdings
     malicious: int
     root: Indices
     clean: Indices
@@ -91,11 +90,14 @@ class Task:
     files: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clients", Holdings.of(self.clients))  # a list of arrays will do too
+
     @staticmethod
     def from_arrays(
-        inputs: NDArray[np.generic],
+        inputs: ArrayLike,
         targets: ArrayLike,
-        test_inputs: NDArray[np.generic],
+        test_inputs: ArrayLike,
         test_targets: ArrayLike,
         *,
         clients: Sequence[Indices] | int,
@@ -164,11 +166,11 @@ class Task:
             clients, root = _split(np.asarray(targets), clients, root, split, objective, num_classes, malicious, seed)
         elif isinstance(root, int | np.integer) or split is not None:
             raise InputError("the clients' examples are given: root must be indices too, and there is nothing to split")
-        clients = tuple(np.asarray(own, np.int64) for own in clients)
+        clients = Holdings.of(clients)
         root = np.asarray(root, np.int64)
         if not 0 <= malicious <= len(clients):
             raise InputError(f"{malicious} malicious clients of {len(clients)}")
-        clean = np.concatenate(clients) if clients else root[:0]
+        clean = clients.examples
         if not len(clean) or not len(root) or not len(test_inputs):
             raise InputError(
                 f"{len(clean)} examples of clients, {len(root)} of the root set, {len(test_inputs)} for testing: none may be empty"
@@ -269,10 +271,11 @@ class Task:
 
     def _poisoned(self, attack: Attack | None, seed: int) -> "Task":
         """The task after the malicious clients changed their own examples: each gets a new place behind the clean ones."""
-        inputs, targets, clients = [self.inputs], [self.targets], list(self.clients)
+        if attack is None or not attack.poisons:
+            return self
+        inputs, targets, clients = [self.inputs], [self.targets], list(self.clients[: self.malicious])
         count = len(self.inputs)
-        for i in range(self.malicious if attack else 0):
-            assert attack is not None
+        for i in range(self.malicious):
             own = torch.from_numpy(clients[i])
             client = MaliciousClient(self.num_classes, i, reseed(torch.Generator(), seed, "poison", i))
             poisoned, flipped = attack.poison(self.inputs[own], self.targets[own], client)
@@ -292,7 +295,8 @@ class Task:
             targets.append(flipped)
             clients[i] = np.arange(count, count + len(flipped))
             count += len(flipped)
-        return replace(self, inputs=torch.cat(inputs), targets=torch.cat(targets), clients=tuple(clients))
+        held = Holdings.of(clients) + self.clients[self.malicious :]
+        return replace(self, inputs=torch.cat(inputs), targets=torch.cat(targets), clients=held)
 
     def attacked(self, attack: Attack, malicious: int | None = None, seed: int = 0) -> "Task":
         """The task whose first `malicious` clients (None: as many as it says itself) follow the attack, which may poison their examples."""
@@ -328,7 +332,7 @@ class Task:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        return np.array([len(own) for own in self.clients])
+        return self.clients.sizes
 
 
 def standardised(train: NDArray[np.generic], test: NDArray[np.generic]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -347,7 +351,7 @@ def _split(
     num_classes: int | None,
     malicious: int,
     seed: int,
-) -> tuple[list[Indices], Indices]:
+) -> tuple[Holdings, Indices]:
     """The examples of so many clients, and the root set."""
     if not isinstance(root_size, int | np.integer):
         raise InputError("the clients' examples are to be split: root must be a number too")
@@ -381,7 +385,7 @@ def _as_inputs(inputs: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(inputs.astype(np.int64, order="C"))
     with np.errstate(over="ignore"):  # refused below
         tensor = torch.from_numpy(inputs.astype(np.float32, order="C"))
-    if not torch.isfinite(tensor).all():
+    if tensor.numel() and not torch.isfinite(torch.stack(tensor.aminmax())).all():  # as NaN would be, and without a copy of the data
         raise InputError("the examples contain NaN or infinity")
     return tensor
 
