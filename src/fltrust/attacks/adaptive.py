@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ class Adaptive(Attack):
     length : float or None, default None
         Length of the crafted updates; None takes the root update's. FLTrust rescales all updates, so there it makes no difference. For
         other rules it does, and the paper gives no length.
+    start : {"trim", "trusted"}, default "trim"
+        "trim" is the paper's: the Trim attack's directions. FLTrust often trusts none of them. Then h is flat around the start, and nothing
+        moves. "trusted" mirrors each of them at the plane orthogonal to e_0 if its cosine with e_0 is negative, so that its trust is
+        positive. With the paper's step size this changes little, because the first steps leave any start. On HAR a `step_size` of 1e-5
+        stays near it.
 
     Examples
     --------
@@ -64,6 +69,7 @@ class Adaptive(Attack):
     smoothing: float = 0.005
     step_size: float = 0.01
     length: float | None = None
+    start: Literal["trim", "trusted"] = "trim"
 
     knowledge = "full"
     needs_root = True
@@ -78,13 +84,15 @@ class Adaptive(Attack):
             )
         if self.length is not None and not 0 < self.length < math.inf:
             raise InputError(f"an adaptive attack sends vectors of a positive length, not {self.length}")
+        if self.start not in ("trim", "trusted"):
+            raise InputError(f'an adaptive attack starts at "trim" or at "trusted", not at {self.start!r}')
 
     def craft(self, known: Knowledge) -> Tensor:
         if len(known.own) == 0:
             return known.own
         damage = _damage(known)
         plane = damage.plane.to(known.own.dtype)  # (2, d)
-        start = units(TrimAttack().craft(known))  # (m, d)
+        start = self.first(known, damage.plane[0].to(known.own.dtype))  # (m, d)
         third = outside(start, plane)  # (m, d)
         position = torch.cat((start @ plane.T, (start * third).sum(1, keepdim=True)), 1).double()  # (m, 3)
         gain = self.step_size / self.smoothing * damage.root_norm
@@ -96,6 +104,11 @@ class Adaptive(Attack):
         crafted = position[:, :2] @ plane + position[:, 2:3] * third + position[:, 3:] * left
         length = damage.root_norm if self.length is None else self.length * (damage.root_norm > 0)
         return units(crafted) * length.to(start.dtype)
+
+    def first(self, known: Knowledge, e_0: Tensor) -> Tensor:
+        """The unit vectors (m, d) that the ascent starts from."""
+        trim = units(TrimAttack().craft(known))
+        return trim if self.start == "trim" else trim - 2 * (trim @ e_0).clamp(max=0)[:, None] * e_0
 
     def draw(self, known: Knowledge) -> Tensor:
         """The coordinates (V, m, Q, 5) of every u."""
