@@ -14,7 +14,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else threads of the conte
 
 import argparse
 import logging
-import platform
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from setting import wait_until_quiet
+from setting import processor, wait_until_quiet
 
 from fltrust.codec import built
 from fltrust.randomness import reseed
@@ -178,14 +177,6 @@ def race(runners: list[Contender], repeats: int) -> dict[tuple[str, str], list[f
                     times[rule, who].clear()
                 run(rule, who, make)
     return times
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine()
-    )
 
 
 def main() -> None:

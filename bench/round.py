@@ -13,16 +13,30 @@ import os
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
 import argparse
-import platform
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from setting import HELD, LR, ROOT, B, N, batch_of, examples, network, our_rounds, our_run, root_batch, usual_fltrust, wait_until_quiet
+from setting import (
+    BUSY,
+    CLOCK,
+    HELD,
+    LR,
+    ROOT,
+    B,
+    N,
+    batch_of,
+    examples,
+    network,
+    our_rounds,
+    our_run,
+    processor,
+    root_batch,
+    usual_fltrust,
+)
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
@@ -34,7 +48,8 @@ LAYERS = (26 * 26 * 30 * 9, 11 * 11 * 50 * 30 * 9, 100 * 1250, 10 * 100)
 # multiplication and an addition are two operations. 3,200 examples make 36.1 GFLOP (the root set's 1.1 GFLOP are not counted).
 GFLOP = 2e-9 * (3 * sum(LAYERS) - LAYERS[0]) * N * B
 
-TARGETS = {"plain loop": 2.3, "ByzFL": 3.5, "Flower simulation": 5.0}
+OVER_LIMIT = 1.5  # at most
+TARGETS = {"plain loop": 2.3, "ByzFL": 4.0, "Flower simulation": 6.0}  # at least
 
 
 def ours() -> Callable[[], object]:
@@ -145,9 +160,9 @@ def best_gflops() -> float:
     for side in (2048, 4096):
         matrix = torch.randn(side, side)
         for _ in range(8):
-            start = time.perf_counter()
+            start = CLOCK.now()
             matrix @ matrix
-            rates.append(2e-9 * side**3 / (time.perf_counter() - start))
+            rates.append(2e-9 * side**3 / (CLOCK.now() - start))
     return max(rates)
 
 
@@ -155,19 +170,22 @@ def race(players: dict[str, Callable[[], object]], repeats: int) -> dict[str, li
     """Two rounds each to warm up and compile, then in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in players}
     for turn in range(repeats + 2):
-        wait_until_quiet()
+        CLOCK.wait()
         for name, play in players.items():
-            start = time.perf_counter()
+            start = CLOCK.now()
             play()
             if turn >= 2:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(CLOCK.now() - start)
     return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--busy", action="store_true", help=BUSY)
     options = parser.parse_args()
+    if options.busy:
+        CLOCK.on_a_busy_machine()
     warnings.simplefilter("ignore")
 
     players = {"fltrust": ours(), "plain loop": plain_loop(), "vmap(grad)": vmap_grad()}
@@ -175,14 +193,16 @@ def main() -> None:
         players["ByzFL"] = byzfl_round()
     except Exception as error:  # a peer that does not import is a peer that is not there
         print(f"ByzFL left out: {error}")
-    wait_until_quiet()
+    CLOCK.wait()
     gflops = best_gflops()
     seconds = race(players, options.repeats)
     gflops = max(gflops, best_gflops())
     try:
+        if options.busy:
+            raise ImportError("its processes have clocks of their own")
         import flower_app
 
-        wait_until_quiet()
+        CLOCK.wait()
         seconds["Flower simulation"] = flower_app.seconds_per_round(options.repeats)
     except Exception as error:
         print(f"Flower left out: {error}")
@@ -190,7 +210,7 @@ def main() -> None:
     limit = GFLOP / gflops
     median = {name: statistics.median(times) for name, times in seconds.items()}
     table = Table(
-        title=f"One round, {N} x {B}, on {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        title=f"One round, {N} x {B}, on {processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
         caption=f"limit: {GFLOP:.1f} GFLOP at {gflops:.0f} GFLOP/s",
     )
     for heading in ("who", "median, ms", "fastest to slowest, ms", "rounds", "/ ours", "target"):
@@ -200,7 +220,8 @@ def main() -> None:
         ratio, verdict = median[name] / median["fltrust"], ""
         if name == "fltrust":
             over = median[name] / limit
-            verdict = f"{over:.2f} x the limit, at most 2: " + ("met" if over <= 2 else f"missed by {over - 2:.2f}")
+            missed = over - OVER_LIMIT
+            verdict = f"{over:.2f} x the limit, at most {OVER_LIMIT}: " + ("met" if missed <= 0 else f"missed by {missed:.2f}")
         elif name in TARGETS:
             least = TARGETS[name]
             verdict = f"at least {least}: " + ("met" if ratio >= least else f"missed by {least - ratio:.2f}")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fltrust import Experiment, FLTrust, Record, Task, simulate
 from fltrust.models import CNN
+from fltrust.store.files import hardware
 
 N, B, ROOT, HELD = 100, 32, 100, 100  # clients, batch, root set, examples that each client holds
 LR = 3e-4
@@ -79,6 +80,33 @@ def usual_fltrust(updates: Tensor, root_update: Tensor) -> Tensor:
     rescaled = updates / updates.norm(dim=1, keepdim=True) * root_update.norm()
     mean: Tensor = (trust[:, None] * rescaled).sum(dim=0) / trust.sum()
     return mean
+
+
+def processor() -> str:
+    """Its name, and the vector instructions that torch uses on it."""
+    return f"{hardware('cpu')} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+class Clock:
+    """Wall time on a quiet machine, or the processor time of one thread, for a machine that others use too."""
+
+    def __init__(self) -> None:
+        self.busy = False
+
+    def on_a_busy_machine(self) -> None:
+        self.busy = True
+        torch.set_num_threads(1)
+
+    def now(self) -> float:
+        return time.process_time() if self.busy else time.perf_counter()
+
+    def wait(self) -> None:
+        if not self.busy:
+            wait_until_quiet()
+
+
+CLOCK = Clock()
+BUSY = "processor time of one thread, without waiting for a quiet machine"
 
 
 def others_busy(seconds: float = 0.3) -> float:

@@ -4,7 +4,7 @@ updates    (n, d)  float32, rows one after the other in memory
 direction  (d,)    float64, of norm 1 (or the root update itself, float32)
 
 A Python thread per core runs each kernel on its part, as many as torch is set to use. Inner loops run over slices from 0, four rows at a
-time (`cpu_columns.py`: 64 or 256 columns), since that is what the compiler turns into vector code.
+time (`cpu_columns.py`: 64 or 128 columns), since that is what the compiler turns into vector code.
 """
 
 import math
@@ -18,8 +18,20 @@ from torch import Tensor
 from fltrust.fast.cpu_columns import MOST_SORTED, nearest_mean, ranked_mean
 from fltrust.fast.kernels import Floats, Rows, compiled, in_threads, parts
 
-__all__ = ["MOST_SORTED", "gram", "nearest_mean", "ranked_mean", "row_sums", "trusted_sum", "weighted_sum"]
+__all__ = [
+    "MOST_SORTED",
+    "gram",
+    "gram_rows",
+    "nearest_mean",
+    "ranked_mean",
+    "rough_gram",
+    "row_sums",
+    "sum_if_usable",
+    "trusted_sum",
+    "weighted_sum",
+]
 
+_TILE = 2048  # columns of a sum that stay in the first cache while all rows are added to it
 _WIDTH = 512  # columns whose inner products are taken at the same time
 
 
@@ -113,6 +125,33 @@ def _trusted_sum(
         _add_four(total, updates, first, factor)
 
 
+@compiled
+def _measured_sum(updates: Rows, factor: Floats, total: Floats, squares: Floats, start: int, stop: int) -> None:
+    """total += factor @ updates and each row's sum of squares, for some blocks of columns: one read of memory."""
+    n, d = updates.shape
+    for block in range(start, stop):
+        begin, end = block * _TILE, min(block * _TILE + _TILE, d)
+        part = total[begin:end]
+        for first in range(0, n, 4):
+            last = n - 1
+            a, b = updates[first, begin:end], updates[min(first + 1, last), begin:end]
+            c, e = updates[min(first + 2, last), begin:end], updates[min(first + 3, last), begin:end]
+            factor_a, factor_b, factor_c, factor_e = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
+            squares_a = squares_b = squares_c = squares_e = 0.0
+            for column in range(part.size):
+                in_a, in_b = np.float64(a[column]), np.float64(b[column])
+                in_c, in_e = np.float64(c[column]), np.float64(e[column])
+                part[column] += (factor_a * in_a + factor_b * in_b) + (factor_c * in_c + factor_e * in_e)
+                squares_a += in_a * in_a
+                squares_b += in_b * in_b
+                squares_c += in_c * in_c
+                squares_e += in_e * in_e
+            squares[first] += squares_a
+            squares[first + 1] += squares_b
+            squares[first + 2] += squares_c
+            squares[first + 3] += squares_e
+
+
 def _together(totals: Floats) -> Tensor:
     """The sum of the threads' sums (threads, ..)."""
     for total in totals[1:]:
@@ -136,6 +175,18 @@ def weighted_sum(updates: Tensor, factor: Tensor) -> Tensor:
     rows, factors, totals = updates.detach().numpy(), factor.numpy(), np.zeros((parts(n, 4), d))
     in_threads(lambda part, start, stop: _weighted_sum(rows, factors, totals[part], start, stop), n, 4)
     return _together(totals)
+
+
+def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
+    """factor @ updates (d,) in float64, or None if a row is not usable."""
+    n, d = updates.shape
+    rows, blocks, height = updates.detach().numpy(), -(-d // _TILE), -(-n // 4) * 4
+    factors = np.zeros(height)  # those that fill up the last four are 0
+    factors[:n] = factor.numpy()
+    total, squares = np.zeros(d), np.zeros((parts(blocks, 1), height))
+    in_threads(lambda part, start, stop: _measured_sum(rows, factors, total, squares[part], start, stop), blocks, 1)
+    lengths = squares.sum(0)[:n]
+    return torch.from_numpy(total) if (np.isfinite(lengths) & (lengths > 0)).all() else None
 
 
 def trusted_sum(updates: Tensor, root_update: Tensor, least_trust: float, stretch: tuple[float, float]) -> tuple[Tensor, Tensor]:
@@ -202,3 +253,53 @@ def gram(updates: Tensor) -> Tensor:
     grams = np.zeros((parts(blocks, 1), height, height))
     in_threads(lambda part, start, stop: _gram(rows, grams[part], start, stop), blocks, 1)
     return _together(grams)[:n, :n]
+
+
+@compiled
+def _gram_rows(updates: Rows, chosen: NDArray[np.int64], gram: Floats, squares: Floats, start: int, stop: int) -> None:
+    """The same sums as `_gram`, to the bit, of the chosen rows with all rows; and of each row with itself."""
+    n, d = updates.shape
+    top = len(gram)  # the chosen rows come first, then all
+    block, diagonal = np.zeros((gram.shape[1], _WIDTH)), np.zeros((4, 4))
+    for first in range(start * _WIDTH, min(stop * _WIDTH, d), _WIDTH):
+        width = min(_WIDTH, d - first)
+        for i in range(chosen.size + n):
+            row = block[i if i < chosen.size else top + i - chosen.size]
+            values = updates[chosen[i] if i < chosen.size else i - chosen.size, first : first + width]
+            for column in range(width):
+                row[column] = values[column]
+            row[width:] = 0
+        for j in range(top, len(block), 4):
+            for i in range(0, top, 4):
+                _four_by_four(block, i, j, gram)
+            diagonal[:] = 0
+            _four_by_four(block[j : j + 4], 0, 0, diagonal)
+            for k in range(4):
+                squares[j - top + k] += diagonal[k, k]
+
+
+def gram_rows(updates: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (m, n) of `gram`, to the bit, and its diagonal (n,)."""
+    n, d = updates.shape
+    rows, index, blocks = updates.detach().numpy(), chosen.numpy(), -(-d // _WIDTH)
+    top, height = -(-index.size // 4) * 4, -(-n // 4) * 4
+    grams, squares = np.zeros((parts(blocks, 1), top, top + height)), np.zeros((parts(blocks, 1), height))
+    in_threads(lambda part, start, stop: _gram_rows(rows, index, grams[part], squares[part], start, stop), blocks, 1)
+    return _together(grams)[: index.size, top : top + n], _together(squares)[:n]
+
+
+def rough_gram(updates: Tensor) -> tuple[Tensor, float]:
+    """The inner products (n, n) in float32, below the diagonal, and their error as a multiple of the product of the rows' norms.
+
+    A sum of w products in float32 is wrong by at most w u / (1 - w u) times the sum of their absolute values, u = 2^-24, in whatever
+    order it is added up (Higham, Accuracy and Stability, 3.1); by Cauchy and Schwarz that sum is at most the product of the norms.
+    Blocks of columns are added up in float64.
+    """
+    n, d = updates.shape
+    products, strip = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 5))
+    for first in range(0, d, _TILE):
+        block = updates[:, first : first + _TILE]
+        for i in range(0, n, strip):
+            products[i : i + strip, : i + strip] += block[i : i + strip] @ block[: i + strip].T
+    wrong = _TILE * 2.0**-24
+    return products, wrong / (1 - wrong)

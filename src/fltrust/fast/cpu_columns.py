@@ -11,7 +11,7 @@ Bits = NDArray[np.int32]
 Keys = NDArray[np.int16]  # halves of 32 bits
 Index = NDArray[np.int64]
 
-_LANES = 256  # columns that are selected from at the same time
+_LANES = 128  # columns that are selected from at the same time: a half of the keys of 100 clients stays in the first cache
 _SORTED = 64  # columns that are sorted at the same time: 100 clients of them stay in the first cache
 MOST_SORTED = 1 << 15  # clients that `nearest_mean` takes
 _LOWEST, _HIGHEST = np.int16(-32768), np.int16(32767)
@@ -20,7 +20,8 @@ _LOWEST, _HIGHEST = np.int16(-32768), np.int16(32767)
 #
 # A float's bits, with all but the sign flipped if it is negative, are an integer (its key) in the same order. The key of a rank is
 # found bit by bit: how many keys lie below a pivot says on which side the wanted one is. Keys are looked at as two halves of
-# 16 bits, since twice as many of these fit into a vector.
+# 16 bits, since twice as many of these fit into a vector. Inner loops take no views of rows, which numba would count references of,
+# and unsigned columns, which it need not check: either would cost more than the loops.
 
 
 @compiled
@@ -32,20 +33,18 @@ def _key(bits: int) -> int:
 def _count_below(keys: Keys, pivot: Keys, below: Keys) -> None:
     for lane in range(_LANES):
         below[lane] = 0
-    for first in range(0, len(keys), 8):
-        a, b, c, d = keys[first], keys[first + 1], keys[first + 2], keys[first + 3]
-        e, f, g, h = keys[first + 4], keys[first + 5], keys[first + 6], keys[first + 7]
+    for i in range(0, len(keys), 8):
         for lane in range(_LANES):
             limit = pivot[lane]
             below[lane] += (
-                np.int16(a[lane] < limit)
-                + np.int16(b[lane] < limit)
-                + np.int16(c[lane] < limit)
-                + np.int16(d[lane] < limit)
-                + np.int16(e[lane] < limit)
-                + np.int16(f[lane] < limit)
-                + np.int16(g[lane] < limit)
-                + np.int16(h[lane] < limit)
+                np.int16(keys[i, lane] < limit)
+                + np.int16(keys[i + 1, lane] < limit)
+                + np.int16(keys[i + 2, lane] < limit)
+                + np.int16(keys[i + 3, lane] < limit)
+                + np.int16(keys[i + 4, lane] < limit)
+                + np.int16(keys[i + 5, lane] < limit)
+                + np.int16(keys[i + 6, lane] < limit)
+                + np.int16(keys[i + 7, lane] < limit)
             )
 
 
@@ -65,18 +64,40 @@ def _select_half(keys: Keys, rank: Keys, found: Keys, under: Keys, pivot: Keys, 
 
 
 @compiled
+def _first_or_last(high: Keys, low: Keys, found: Keys, wanted: Keys, key: Bits, scratch: Keys) -> bool:
+    """Whether, in each lane, the key wanted is the smallest or the largest of those whose high half was found; then `key` is it."""
+    least, most, count = scratch[3], scratch[4], scratch[5]
+    for lane in range(_LANES):
+        least[lane], most[lane], count[lane] = _HIGHEST, _LOWEST, 0
+    for i in range(len(high)):
+        for lane in range(_LANES):
+            same, value = high[i, lane] == found[lane], low[i, lane]
+            least[lane] = min(least[lane], value if same else _HIGHEST)
+            most[lane] = max(most[lane], value if same else _LOWEST)
+            count[lane] += np.int16(same)
+    between = 0
+    for lane in range(_LANES):
+        half = least[lane] if wanted[lane] == 0 else most[lane]
+        key[lane] = (np.int32(found[lane]) << 16) | ((np.int32(half) & 0xFFFF) ^ 0x8000)
+        between += (wanted[lane] != 0) & (wanted[lane] != count[lane] - 1)
+    return between == 0
+
+
+@compiled
 def _select(high: Keys, low: Keys, rank: int, key: Bits, masked: Keys, scratch: Keys) -> None:
     """Per lane: key = the key of that rank."""
     wanted, found, under, pivot, below = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for lane in range(_LANES):
         wanted[lane] = rank
     _select_half(high, wanted, found, under, pivot, below)
-    for i in range(len(high)):
-        high_row, low_row, masked_row = high[i], low[i], masked[i]
-        for lane in range(_LANES):
-            masked_row[lane] = low_row[lane] if high_row[lane] == found[lane] else _HIGHEST
     for lane in range(_LANES):
         wanted[lane] -= under[lane]
+    if _first_or_last(high, low, found, wanted, key, scratch):  # so it is nearly always: few values share a high half
+        return
+    for i in range(len(high)):
+        for lane in range(_LANES):
+            masked[i, lane] = low[i, lane] if high[i, lane] == found[lane] else _HIGHEST
+    for lane in range(_LANES):
         key[lane] = np.int32(found[lane]) << 16
     _select_half(masked, wanted, found, under, pivot, below)
     for lane in range(_LANES):
@@ -84,38 +105,44 @@ def _select(high: Keys, low: Keys, rank: int, key: Bits, masked: Keys, scratch: 
 
 
 @compiled
-def _split(bits: Bits, usable: Index, column: int, high: Keys, low: Keys) -> None:
+def _split(bits: Bits, usable: Index, column: np.uint64, high: Keys, low: Keys) -> None:
     for i in range(usable.size):
-        row, high_row, low_row = bits[usable[i], column : column + _LANES], high[i], low[i]
-        for lane in range(_LANES):
-            key = _key(row[lane])
-            high_row[lane] = key >> 16
-            low_row[lane] = np.int16(key ^ 0x8000)  # as a signed number in the same order
+        row = usable[i]
+        for lane in range(np.uint64(_LANES)):
+            key = _key(bits[row, column + lane])
+            high[i, lane] = key >> 16
+            low[i, lane] = np.int16(key ^ 0x8000)  # as a signed number in the same order
 
 
 @compiled
-def _next_above(bits: Bits, usable: Index, column: int, rank: int, key: Bits, above: Bits) -> None:
+def _next_above(high: Keys, low: Keys, rank: int, key: Bits, above: Bits, scratch: Keys) -> None:
     """Per lane: above = the key of the rank after `rank`, whose own key is given."""
-    up_to = np.zeros(_LANES, np.int32)
-    above[:] = 0x7FFFFFFF
-    for i in range(usable.size):
-        row = bits[usable[i], column : column + _LANES]
-        for lane in range(_LANES):
-            value = np.int32(_key(row[lane]))
-            up_to[lane] += np.int32(value <= key[lane])
-            above[lane] = min(above[lane], value if value > key[lane] else np.int32(0x7FFFFFFF))
+    half, rest, up_to, least, lowest = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for lane in range(_LANES):
-        above[lane] = key[lane] if up_to[lane] > rank + 1 else above[lane]
+        half[lane], rest[lane] = key[lane] >> 16, np.int16(key[lane] ^ 0x8000)
+        up_to[lane], least[lane], lowest[lane] = 0, _HIGHEST, _HIGHEST
+    for i in range(len(high)):
+        for lane in range(_LANES):
+            greater = (high[i, lane] > half[lane]) | ((high[i, lane] == half[lane]) & (low[i, lane] > rest[lane]))
+            up_to[lane] += np.int16(not greater)
+            least[lane] = min(least[lane], high[i, lane] if greater else _HIGHEST)
+    for i in range(len(high)):
+        for lane in range(_LANES):
+            greater = (high[i, lane] > half[lane]) | ((high[i, lane] == half[lane]) & (low[i, lane] > rest[lane]))
+            lowest[lane] = min(lowest[lane], low[i, lane] if greater & (high[i, lane] == least[lane]) else _HIGHEST)
+    for lane in range(_LANES):
+        after = (np.int32(least[lane]) << 16) | ((np.int32(lowest[lane]) & 0xFFFF) ^ 0x8000)
+        above[lane] = key[lane] if up_to[lane] > rank + 1 else after
 
 
 @compiled
-def _sum_clamped(updates: Rows, usable: Index, column: int, lowest: Rows, highest: Rows, total: Floats) -> None:
+def _sum_clamped(updates: Rows, usable: Index, column: np.uint64, lowest: Rows, highest: Rows, total: Floats) -> None:
     """Per lane: total = the sum of the values, those outside [lowest, highest] moved to its nearer end."""
     total[:] = 0
     for i in range(usable.size):
-        row = updates[usable[i], column : column + _LANES]
-        for lane in range(_LANES):
-            total[lane] += np.float64(min(max(row[lane], lowest[lane]), highest[lane]))
+        row = usable[i]
+        for lane in range(np.uint64(_LANES)):
+            total[lane] += np.float64(min(max(updates[row, column + lane], lowest[lane]), highest[lane]))
 
 
 @compiled
@@ -123,23 +150,23 @@ def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: i
     count, left = usable.size, usable.size - 2 * trim
     height = -(-count // 8) * 8  # rows of the highest key fill up the last eight
     high, low = np.full((height, _LANES), _HIGHEST), np.full((height, _LANES), _HIGHEST)
-    masked, scratch = np.empty((height, _LANES), np.int16), np.empty((5, _LANES), np.int16)
+    masked, scratch = np.empty((height, _LANES), np.int16), np.empty((6, _LANES), np.int16)
     lowest_key, highest_key, total = np.empty(_LANES, np.int32), np.empty(_LANES, np.int32), np.empty(_LANES)
     bits, lowest, highest = updates.view(np.int32), lowest_key.view(np.float32), highest_key.view(np.float32)
     for block in range(start, stop):
         column = min(block * _LANES, mean.size - _LANES)  # the last block overlaps the one before
-        _split(bits, usable, column, high, low)
+        _split(bits, usable, np.uint64(column), high, low)
         _select(high, low, trim, lowest_key, masked, scratch)
         if left > 2:
             _select(high, low, count - 1 - trim, highest_key, masked, scratch)
         elif left == 2:
-            _next_above(bits, usable, column, trim, lowest_key, highest_key)
+            _next_above(high, low, trim, lowest_key, highest_key, scratch)
         else:
             highest_key[:] = lowest_key
         for lane in range(_LANES):
             lowest_key[lane], highest_key[lane] = _key(lowest_key[lane]), _key(highest_key[lane])  # the bits of floats again
         if left > 2:
-            _sum_clamped(updates, usable, column, lowest, highest, total)
+            _sum_clamped(updates, usable, np.uint64(column), lowest, highest, total)
             for lane in range(_LANES):  # each trimmed value was moved to one of the ends
                 mean[column + lane] = (total[lane] - trim * (np.float64(lowest[lane]) + highest[lane])) / left
         else:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import divisor, sq_distances_of
+from fltrust.rules.rows import divisor, in_order, sq_distances_of
 
 _TINY = 1e-300  # no distance between rows, none of them longer than 1, is as small and not 0
 
@@ -64,7 +64,7 @@ class GeometricMedian(GramRule):
         away = torch.where(usable, 0, torch.inf).double()  # rows that are not usable are infinitely far away
         count = usable.sum(-1, keepdim=True)
         middle = ((count - 1) // 2).clamp(min=0)  # of two in the middle the smaller one
-        to_others = (sq_distances_of(products).clamp(min=_TINY).sqrt() + away[..., None, :]).sort(dim=-1).values
+        to_others = in_order(sq_distances_of(products).clamp(min=_TINY).sqrt() + away[..., None, :])
         inner = to_others.gather(-1, middle[..., None].expand(*usable.shape, 1))[..., 0] + away  # (.., n): median distance to the others
         shares = _pull(inner) if self.start == "inner" else usable.double() / divisor(count)
         # All rows as seen from the innermost one: then a very long row, whose share is tiny, does not drown the distances of the others.
@@ -76,7 +76,7 @@ class GeometricMedian(GramRule):
             to_centre = (products @ shares[..., None])[..., 0]  # (.., n): <g_i, z>
             square = squares - 2 * to_centre + (shares * to_centre).sum(-1, keepdim=True)
             distance = square.clamp(min=0).sqrt() + away  # (.., n): ||g_i - z||
-            nu = self.smoothing * distance.sort(dim=-1).values.gather(-1, middle)
+            nu = self.smoothing * in_order(distance).gather(-1, middle)
             shares = _pull(distance.maximum(nu))
         return torch.where(usable, shares, 0)
 

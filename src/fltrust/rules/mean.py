@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fltrust.registry import RULES, Look
-from fltrust.rules.rows import divisor, finite, measure, weighted_sum
+from fltrust.rules.rows import divisor, finite, measure, sum_if_usable, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -33,10 +34,19 @@ class FedAvg(Rule):
     by_size: bool = True
 
     def aggregate(self, received: Received) -> Aggregate:
-        updates, sizes = received.updates, received.sizes
-        rows = measure(updates)
-        weight = rows.usable.double() if sizes is None or not self.by_size else torch.where(rows.usable, sizes, 0).double()
+        updates = received.updates
+        shares = self._shares(received, torch.ones(len(updates), dtype=torch.bool, device=updates.device))
+        mean = sum_if_usable(updates, shares)
+        if mean is None:
+            rows = measure(updates)
+            shares = self._shares(received, rows.usable)
+            mean = weighted_sum(updates, rows, shares * rows.norm)
+        return Aggregate(finite(mean, updates), shares.to(updates.dtype))
+
+    def _shares(self, received: Received, usable: Tensor) -> Tensor:
+        """(n,) in float64."""
+        sizes = received.sizes
+        weight = usable.double() if sizes is None or not self.by_size else torch.where(usable, sizes, 0).double()
         weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
         weight = weight / weight.amax().clamp(min=1)
-        shares = weight / divisor(weight.sum())
-        return Aggregate(finite(weighted_sum(updates, rows, shares * rows.norm), updates), shares.to(updates.dtype))
+        return weight / divisor(weight.sum())

@@ -15,7 +15,7 @@ from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
 from fltrust.rules.mean import FedAvg
-from fltrust.rules.rows import Rows, combined, finite, inner_products, measure, median_of, sq_distances_of
+from fltrust.rules.rows import Rows, combined, finite, in_order, inner_products, measure, median_of, sq_distances_of
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 from fltrust.state import Memory
 
@@ -120,15 +120,17 @@ class NNM(PreAggregation):
         object.__setattr__(self, "scores_trust", False)  # a row is no longer one client's: a share of 0 says nothing of its own update
 
     def mixing(self, sent: Measured) -> Tensor:
+        """Any leading dimensions, as in `GramRule.weigh`."""
         usable = sent.rows.usable
-        n, count = len(usable), usable.sum()
+        n, keep = usable.shape[-1], usable.sum(-1)[..., None, None] - self.tolerate  # (.., 1, 1)
         _check_fewer("NNM", self.tolerate, n)
         itself = torch.eye(n, dtype=torch.bool, device=usable.device)
-        distance = torch.where(usable, sq_distances_of(sent.products), torch.inf).masked_fill(itself, -1)  # itself first, also among equals
-        order = distance.argsort(dim=1, stable=True)  # (n, n)
-        near = (torch.arange(n, device=usable.device) < count - self.tolerate).expand(n, n)
-        chosen = torch.zeros_like(near).scatter(1, order, near) & usable[:, None] & usable
-        return chosen.double() / (count - self.tolerate).clamp(min=1)
+        away = sq_distances_of(sent.products.detach())  # (.., n, n)
+        distance = torch.where(usable[..., None, :], away, torch.inf).masked_fill(itself, -1)  # itself first, also among equals
+        last = in_order(distance).gather(-1, (keep - 1).clamp(min=0).expand(*usable.shape, 1))  # (.., n, 1): the farthest that counts
+        nearer, equal = distance < last, distance == last
+        chosen = nearer | (equal & (equal.cumsum(-1) <= keep - nearer.sum(-1, keepdim=True)))
+        return (chosen & usable[..., :, None] & usable[..., None, :]).double() / keep.clamp(min=1)
 
 
 @RULES.register("bucketing", label="Bucketing", reference="Karimireddy, He, Jaggi, ICLR 2022")

@@ -9,12 +9,16 @@ from functools import cache
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fltrust.errors import InputError
 
 _BLOCK = 1 << 22  # values of (n, d) that are held in float64 at a time
+_FEW = 64  # rows; fewer are compared in float64 at once
+_SHORT = 256  # values; NumPy sorts so few many times faster than torch
 LARGEST = torch.finfo(torch.float64).max
 
 
@@ -109,6 +113,13 @@ def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
     if kernels := _kernels(updates):
         return torch.as_tensor(kernels.weighted_sum(updates, factor))
     return torch.cat([factor @ _scaled(updates[:, columns], rows.scale) for columns in _column_blocks(updates)])
+
+
+def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
+    """The sum (d,), in float64, of factor (n,) times the rows in one read, where there is a kernel for it and all rows are usable."""
+    kernels = _kernels(updates) if updates.device.type == "cpu" else None
+    total: Tensor | None = kernels.sum_if_usable(updates, factor) if kernels else None
+    return total
 
 
 def trusted_sum(
@@ -273,6 +284,46 @@ def gram(updates: Tensor) -> Tensor:
     return products.tril() + products.tril(-1).T  # only what is below the diagonal counts beside it
 
 
+def rough_sq_distances(updates: Tensor, rows: Rows) -> tuple[Tensor, Tensor] | None:
+    """Squared distances (n, n) in float32 arithmetic and how wrong each may be at most, where that is faster; None where it is not.
+
+    None too if a value that is not finite turned up: rows that are not usable, or too large for float32.
+    """
+    kernels = _kernels(updates) if updates.device.type == "cpu" else None
+    if kernels is None or len(updates) < _FEW or not _multiplies_in_float32():
+        return None
+    lower, wrong = kernels.rough_gram(updates)
+    products = lower.tril(-1) + lower.tril(-1).T
+    norm = rows.norm
+    squares = norm[:, None].square() + norm.square()
+    distances = squares - 2 * products
+    if not distances.isfinite().all():
+        return None
+    # Beside float32: what vanishes below its smallest number, and the rounding of sums in float64, which grows with their length.
+    d = updates.shape[1]
+    return distances, 2.01 * wrong * norm[:, None] * norm + (1e-11 + d * 2.0**-52) * squares + d * 2.0**-125
+
+
+def _multiplies_in_float32() -> bool:
+    """Whether torch takes products of float32 matrices in float32: under autocast, or if asked for less precision, no bound would hold."""
+    try:
+        whole = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # asked in torch's newer way, `torch.backends.fp32_precision` and its kin
+        whole = False
+    return whole and not torch.is_autocast_enabled("cpu")
+
+
+def sq_distances_from(updates: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen rows (m, n) of `sq_distances`, to the bit, where all values are finite. Float32 on a CPU only."""
+    kernels = _kernels(updates)
+    if kernels is None:
+        raise InputError("no kernels for these updates")
+    products, squares = kernels.gram_rows(updates, chosen)
+    distances = (squares[chosen, None] + squares - 2 * products).clamp_(min=0)
+    distances[torch.arange(len(chosen)), chosen] = 0
+    return torch.as_tensor(distances)
+
+
 def unit_of(rows: Rows) -> Tensor:
     """A power of two () just above the longest row: dividing by it rounds nothing, so rows that tie still do."""
     exponent = torch.frexp(rows.norm.amax())[1].clamp(-1022, 1023)
@@ -327,6 +378,14 @@ def sq_distances(updates: Tensor) -> Tensor:
     squares = products.diagonal()
     distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_(min=0)
     return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
+
+
+def in_order(values: Tensor) -> Tensor:
+    """The values (.., n) from the smallest to the largest; NaN comes last."""
+    plain = type(values) is Tensor and not values.requires_grad and not is_functorch_wrapped_tensor(values)
+    if plain and values.device.type == "cpu" and values.shape[-1] <= _SHORT:
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(dim=-1).values
 
 
 def median_of(values: Tensor, usable: Tensor) -> Tensor:

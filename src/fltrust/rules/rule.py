@@ -13,7 +13,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Registry
 from fltrust.rules.rows import Rows, check, check_like
-from fltrust.state import Memory, layout
+from fltrust.state import Memory, layout, leaves
 
 
 class Aggregate(NamedTuple):
@@ -86,10 +86,23 @@ class Received:
     def __post_init__(self) -> None:
         check(self.updates, self.root_update, self.sizes)
         n, d = self.updates.shape
-        if self.client_ids is not None and (self.client_ids.shape != (n,) or self.client_ids.dtype != torch.int64):
-            raise InputError(f"client_ids must be {n} whole numbers (int64), not {self.client_ids.dtype} {tuple(self.client_ids.shape)}")
+        if self.client_ids is not None:
+            _check_ids(self.client_ids, n)
         if self.weights is not None:
             check_like(self.weights, (d,), self.updates, "the global weights")
+
+
+def _check_ids(client_ids: Tensor, n: int) -> None:
+    if client_ids.shape != (n,) or client_ids.dtype != torch.int64:
+        raise InputError(f"client_ids must be {n} whole numbers (int64), not {client_ids.dtype} {tuple(client_ids.shape)}")
+    if client_ids.device.type != "cpu" or type(client_ids) is not Tensor:
+        return  # to look would wait for the GPU, where the simulator draws them; a tensor of another type may have no values
+    ascending = client_ids.sort().values
+    if ascending[0] < 0:
+        raise InputError(f"client_ids must be 0 or more, not {int(ascending[0])}")
+    twice = ascending[1:][ascending[1:] == ascending[:-1]]
+    if len(twice):
+        raise InputError(f"client_ids must name each client once: {int(twice[0])} is there twice")
 
 
 class Accumulator(Protocol):
@@ -198,8 +211,13 @@ def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate
             raise InputError(f"{name} needs {what} and got none")
     if received.updates.requires_grad:
         received = replace(received, updates=received.updates.detach())
-    with torch.no_grad():
-        result = rule.step(received, memory)
+    try:
+        with torch.no_grad():
+            result = rule.step(received, memory)
+    except (IndexError, RuntimeError) as problem:
+        if refusal := _unknown_client(rule, received, memory):
+            raise InputError(refusal) from problem
+        raise
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Aggregate)):
         raise InputError(f"{name}.step must return (Aggregate, memory), not {type(result).__name__}")
     aggregate, later = result
@@ -214,6 +232,16 @@ def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate
             got = f"{part.dtype} of shape {tuple(part.shape)} on {part.device}" if isinstance(part, Tensor) else f"a {type(part).__name__}"
             raise InputError(f"{name} returned {got} as {what}, expected {like.dtype} of shape {shape} on {like.device}")
     return aggregate, later
+
+
+def _unknown_client(rule: Rule, received: Received, memory: Memory) -> str:
+    """Which client has no row in the rule's memory; nothing if all have one."""
+    if received.client_ids is None or not rule.needs_ids:
+        return ""
+    pairs = zip(leaves(memory), leaves(rule.init(1, received.updates[0])), strict=False)
+    rows = [len(leaf) for (_, leaf), (_, of_one) in pairs if leaf.ndim and len(of_one) == 1]  # one per client
+    largest, num_clients = int(received.client_ids.max()), max(rows, default=0)
+    return f"client_ids has client {largest}, and the memory is of clients 0 to {num_clients - 1}" if largest >= num_clients > 0 else ""
 
 
 def try_rule(rule: Rule, n: int, num_clients: int | None = None) -> str:

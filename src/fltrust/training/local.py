@@ -7,10 +7,12 @@ There are several ways to compute the same; each is registered with what it can 
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, vmap
 
 from fltrust import threads
@@ -98,46 +100,89 @@ def _in_closed_form(job: Job) -> Tensor:
     return torch.cat((torch.bmm(wrong.transpose(1, 2), features).flatten(1), wrong.sum(1)), 1)
 
 
+Gradient = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]  # weights, inputs, targets, loss weights, seeds -> (d,)
+
+
+@cache
+def _cnn_kernels() -> ModuleType | None:
+    try:
+        from fltrust.fast import cnn_cpu
+    except (ImportError, RuntimeError):  # no numba, or no place where it could keep compiled code
+        return None
+    return cnn_cpu
+
+
+def _fits_cnn_kernels(job: Job) -> bool:
+    whole = type(job.model.module) is CNN and len(job.model.names) == 8  # none is frozen
+    grey = job.inputs.dim() == 6 and job.inputs.shape[3] == 1 and job.inputs.dtype == job.weights.dtype == torch.float32
+    return job.on_cpu and whole and grey and _cnn_kernels() is not None
+
+
+@way(_fits_cnn_kernels)
+def _cnn_in_threads(job: Job) -> Tensor:
+    """The paper's CNN in kernels that skip what its poolings drop."""
+    from fltrust.fast.cnn_cpu import CNNGradient
+
+    model, objective, (height, width) = job.model, job.objective, job.inputs.shape[4:]
+
+    def gradient() -> Gradient:
+        compute = CNNGradient(height, width, model.d)
+
+        def of(weights: Tensor, inputs: Tensor, targets: Tensor, loss_weights: Tensor, seeds: Tensor | None) -> Tensor:
+            def error_of(examples: slice, outputs: Tensor) -> Tensor:
+                outputs.requires_grad_()
+                with torch.enable_grad():
+                    changeable = outputs.clone()  # a user's own loss may change them in place, as it may a network's outputs
+                    loss = (objective.loss(changeable, targets[examples]) * loss_weights[examples]).sum()
+                return torch.autograd.grad(loss, outputs)[0]
+
+            return compute(model, weights, inputs, error_of)
+
+        return of
+
+    return _in_threads(job, gradient)
+
+
 @way(lambda job: job.on_cpu)
 def _threads_over_clients(job: Job) -> Tensor:
-    model, weights = job.model, job.weights
-    updates = torch.empty(len(job.inputs), model.d, dtype=weights.dtype)
+    def gradient() -> Gradient:
+        module = copy.deepcopy(job.model.module).to(job.weights.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+        def of(weights: Tensor, inputs: Tensor, targets: Tensor, loss_weights: Tensor, seeds: Tensor | None) -> Tensor:
+            with torch.no_grad():
+                for parameter, part in zip(trainable(module), job.model.split(weights), strict=True):
+                    parameter.copy_(part)
+            seed_dropout(module, seeds)
+            if inputs.dim() == 4:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            loss = (job.objective.loss(module(inputs), targets) * loss_weights).sum()
+            return flatten(torch.autograd.grad(loss, trainable(module), allow_unused=True, materialize_grads=True))
+
+        return of
+
+    return _in_threads(job, gradient)
+
+
+def _in_threads(job: Job, gradient: Callable[[], Gradient]) -> Tensor:
+    """(n, d): the clients spread over the cores, a client at a time on each. Each thread has a gradient of its own."""
+    updates = torch.empty(len(job.inputs), job.model.d, dtype=job.weights.dtype)
 
     def train(clients: Sequence[int]) -> None:
-        module = copy.deepcopy(model.module).to(weights.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        gradient_of = gradient()
         for i in clients:
             update = updates[i].zero_()
             for step in range(job.inputs.shape[1]):
-                if not job.loss_weights[i, step].any():  # a client without examples, or one that has finished its epochs
+                used = job.loss_weights[i, step] != 0  # batch norm must not see what only fills up a batch
+                if not used.any():  # a client without examples, or one that has finished its epochs
                     continue
-                with torch.no_grad():
-                    for parameter, part in zip(trainable(module), model.split(weights + update), strict=True):
-                        parameter.copy_(part)
-                batch = (
-                    job.inputs[i, step],
-                    job.targets[i, step],
-                    job.loss_weights[i, step],
-                    None if job.seeds is None else job.seeds[i, step],
-                )
-                update.sub_(_gradient(module, job.objective, *batch), alpha=job.lr)
+                every = slice(None) if used.all() else used
+                inputs, targets, loss_weights = (part[i, step][every] for part in (job.inputs, job.targets, job.loss_weights))
+                seeds = None if job.seeds is None else job.seeds[i, step][every]
+                update.sub_(gradient_of(job.weights + update, inputs, targets, loss_weights, seeds), alpha=job.lr)
 
     workers = min(threads.cores(), len(updates))
     threads.each(train, [range(first, len(updates), workers) for first in range(workers)])
     return updates
-
-
-def _gradient(
-    module: nn.Module, objective: Objective, inputs: Tensor, targets: Tensor, loss_weights: Tensor, seeds: Tensor | None
-) -> Tensor:
-    used = loss_weights != 0
-    if not used.all():  # batch norm must not see what only fills up a batch
-        inputs, targets, loss_weights = inputs[used], targets[used], loss_weights[used]
-        seeds = None if seeds is None else seeds[used]
-    seed_dropout(module, seeds)
-    if inputs.dim() == 4:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    loss = (objective.loss(module(inputs), targets) * loss_weights).sum()
-    return flatten(torch.autograd.grad(loss, trainable(module), allow_unused=True, materialize_grads=True))
 
 
 # On the GPU, a single step starts from the same weights for all: one pass over all examples, only the weights' gradients per client.
