@@ -15,26 +15,30 @@ Vector = NDArray[np.float64]
 class Anchor:
     """A rule with memory: one running mean per client, by the client's id."""
 
-    def __init__(self, momentum: float = 0.9, voice: float = 1.0) -> None:
-        self.momentum, self.voice = momentum, voice
+    def __init__(self, momentum: float = 0.9, voice: float = 1.0, limit: float = 30.0) -> None:
+        self.momentum, self.voice, self.limit = momentum, voice, limit
         self.sums: dict[int, Vector] = {}
         self.rounds: dict[int, int] = {}
 
-    def mean_of(self, client: int, update: Vector) -> Vector:
+    def mean_of(self, client: int, update: Vector, longest: float) -> Vector:
         """The running mean of what a client has sent: an update weighs `momentum` times as much as the one after it."""
+        update = update * min(1.0, longest / float(np.linalg.norm(update)))
         self.sums[client] = self.momentum * self.sums.get(client, np.zeros_like(update)) + (1 - self.momentum) * update
         self.rounds[client] = self.rounds.get(client, 0) + 1
         return self.sums[client] / (1 - self.momentum ** self.rounds[client])
 
     def aggregate(self, updates: dict[int, Vector], root_update: Vector) -> Vector:
         usable = {client: update for client, update in updates.items() if np.isfinite(update).all() and update.any()}
-        means = [self.mean_of(client, update) for client, update in usable.items()]
+        middle = float(np.median([np.linalg.norm(update) for update in usable.values()])) if usable else 0.0
+        longest = middle / (1 - self.momentum) if self.momentum else np.inf  # so that one lie is soon forgotten
+        means = [self.mean_of(client, update, longest) for client, update in usable.items()]
         means = [mean for mean in means if mean.any()]
         root_length = float(np.linalg.norm(root_update))
         if not means or not np.isfinite(root_length) or root_length == 0:
             return np.zeros_like(root_update)  # nobody to listen to: the model stays as it is
         lengths = sorted(float(np.linalg.norm(mean)) for mean in means)
-        everybody = sum(mean / np.linalg.norm(mean) for mean in means) / len(means) * np.median(lengths)
+        length = min(float(np.median(lengths)), self.limit * root_length)
+        everybody = sum(mean / np.linalg.norm(mean) for mean in means) / len(means) * length
         reach = lengths[3 * (len(lengths) - 1) // 4]
         return np.asarray(everybody + self.voice * root_update * min(1.0, reach / root_length))
 

@@ -22,7 +22,7 @@ def model_update(model: nn.Module, batches: list[Batch], local_lr: float) -> Ten
     for images, labels in batches:
         optimiser.zero_grad()
         loss = cross_entropy(local(images), labels, reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
     before = nn.utils.parameters_to_vector(model.parameters())
     after = nn.utils.parameters_to_vector(local.parameters())

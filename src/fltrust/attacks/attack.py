@@ -304,7 +304,7 @@ class Seen(NamedTuple):
 
 def usable(updates: Tensor) -> Tensor:
     """Which rows (n,) a rule would listen to: finite and not zero."""
-    peak: Tensor = torch.linalg.vector_norm(updates, torch.inf, dim=1)
+    peak = torch.maximum(updates.amax(1), -updates.amin(1))  # on a CPU many times faster than the norm of this name
     return torch.isfinite(peak) & (peak > 0)
 
 

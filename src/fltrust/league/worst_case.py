@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
+from fltrust.attacks.searched import Searched, aims_on
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.league.plan import rows_of
@@ -20,13 +21,13 @@ from fltrust.rules.rule import try_rule
 
 SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: nobody attacks
 DECIDES = 20  # the share by which rules are sorted
-AIMS = ("mean", "sign")  # of the search
 DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 
 # What the parts of this package's own rule are good for: rows of the first data set's table.
 ABLATIONS = (
     Row("Anchor without memory", value=Anchor(momentum=0.0)),
     Row("Anchor without voice", value=Anchor(voice=0.0)),
+    Row("Anchor with limit 1", value=Anchor(limit=1.0)),
 )
 
 # In which order cells are run, so that a part of them is worth having.
@@ -77,9 +78,9 @@ class Question:
         if share == 0:  # the league's run without attack: the rule expects malicious clients, and there are none
             return Cell(self.dataset, row, share, (declared(self.dataset, row.rule, "none", **changes),))
         malicious = round(DATASETS[self.dataset].settings["num_clients"] * share / 100)
-        attacks = [{"name": "searched", "aim": aim} for aim in AIMS]
-        runs = tuple(declared(self.dataset, row.rule, attack, malicious=malicious, **changes) for attack in attacks)
-        refusal = _refusal(runs[0].rule, runs[0].clients_per_round, runs[0].num_clients)
+        first = declared(self.dataset, row.rule, "searched", malicious=malicious, **changes)
+        refusal = _refusal(first.rule, first.clients_per_round, first.num_clients)
+        runs = tuple(dataclasses.replace(first, attack=Searched(aim)) for aim in aims_on(first.rule))
         return Cell(self.dataset, row, share, () if refusal else runs, refusal)
 
 

@@ -28,13 +28,16 @@ class Anchor(Rule):
     """The mean of the clients' directions at one length, plus the server's own step. This package's own rule.
 
     h_i is the running mean of the updates that client i has sent, l the median of the lengths ||h_i||, and g_0 the root update.
-    g = l * mean_i h_i / ||h_i|| + voice * g_0. g_0 is cut to the upper quartile of the lengths if it is longer than that.
+    g = l * mean_i h_i / ||h_i|| + voice * g_0. l is at most `limit` times ||g_0||. g_0 is cut to the upper quartile of the lengths ||h_i||
+    if it is longer than that. An update enters the running mean at 1 / (1 - momentum) times the round's median length at most, so that
+    one lie is soon forgotten.
 
     Each part answers an attack. A client that lies in every round has one n-th of the voice, however long its update. The running mean
     takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the root set says, the
     longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to the clients. Nobody
     is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on this very rule.
-    More than half of the clients of every round must be honest, or the median length is not theirs.
+    More than half of the clients must be honest, or the median length is not theirs. `limit` bounds what a round without such a majority
+    can do; if you must fear one in every round, set it to 1.
 
     The server keeps a row of d numbers per client. `momentum = 0` needs none; then let clients send running means (`client_momentum`).
     The clients' shares sum to 1 / (1 + voice); the rest is the server's.
@@ -46,6 +49,9 @@ class Anchor(Rule):
         update.
     voice : float, default 1.0
         How much the server's step counts. More protects against more malicious clients, and learns more of the root set by heart.
+    limit : float, default 30.0
+        How long the clients' part may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the
+        clients.
 
     Examples
     --------
@@ -58,6 +64,7 @@ class Anchor(Rule):
 
     momentum: float = 0.9
     voice: float = 1.0
+    limit: float = 30.0
 
     needs_root = True
 
@@ -66,6 +73,8 @@ class Anchor(Rule):
             raise InputError(f"Anchor needs a momentum of at least 0 and below 1, at most {LONGEST_MEMORY}, not {self.momentum}")
         if not 0 <= self.voice <= 1000:
             raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
+        if not 0 < self.limit <= 1e6:
+            raise InputError(f"Anchor needs a limit above 0 and of at most 1000000, not {self.limit}")
         object.__setattr__(self, "needs_ids", self.has_memory)
 
     @property
@@ -87,12 +96,17 @@ class Anchor(Rule):
         """The clients' running means (n, d), zeros for rows that are not usable, and the memory with this round's updates."""
         updates, ids = received.updates, received.client_ids
         assert ids is not None  # take_step checks this
-        usable = measure(updates).usable
-        before, rounds = memory.sums[ids], memory.rounds[ids] + usable
-        mixed = finite(torch.lerp(updates, before, self.momentum), updates)  # a difference of two huge values overflows
-        sums = torch.where(usable[:, None], mixed, before)
+        rows = measure(updates)
+        usable = rows.usable
+        longest = median_of(rows.norm, usable) / (1 - self.momentum)
+        weight = (1 - self.momentum) * (longest / torch.where(usable, rows.norm, 1)).clamp(max=1)  # (n,): of this round's updates
+        rounds = memory.rounds[ids] + usable
+        # Few copies of the (n, d) rows, since on a CPU each costs more than what is done to it. A row that is not usable changes nothing.
+        heard = torch.where(usable[:, None], updates, 0)
+        decay, weight = torch.where(usable, torch.full_like(weight, self.momentum), 1), torch.where(usable, weight, 0)
+        sums = memory.sums[ids].mul_(decay.to(updates.dtype)[:, None]).addcmul_(heard, weight.to(updates.dtype)[:, None])
         whole = 1 - self.momentum ** rounds.clamp(min=1).to(updates.dtype)  # (n,): the sum of the weights so far
-        means = torch.where(usable[:, None], finite(sums / whole[:, None], updates), 0)
+        means = finite(heard.copy_(sums).div_(whole[:, None]), updates).masked_fill_(~usable[:, None], 0)
         return means, Voices(memory.sums.index_copy(0, ids, sums), memory.rounds.index_copy(0, ids, rounds))
 
     def aggregate(self, received: Received) -> Aggregate:
@@ -100,7 +114,8 @@ class Anchor(Rule):
         assert root_update is not None  # take_step checks this
         rows, (direction, root_norm) = measure(updates), direction_and_norm(root_update)
         shares = torch.where(root_norm > 0, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,): no root update, no change
-        clients = weighted_sum(updates, rows, shares * median_of(rows.norm, rows.usable))
+        length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
+        clients = weighted_sum(updates, rows, shares * length)
         server = self.voice * root_norm.minimum(_reach(rows)) * direction
         return Aggregate(finite(clients + server, updates), (shares / (1 + self.voice)).to(updates.dtype))
 

@@ -12,7 +12,7 @@ from fltrust.attacks.searched.response import Sent, has_closed_form, respond
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.rules.rows import direction_and_norm, measure
 
-_AT_ONCE = 1 << 25  # values of the candidates' products that are in memory together
+_AT_ONCE = 1 << 18, 1 << 25  # values of the candidates' products at a time: what fits into a CPU's cache; few launches on a GPU
 
 
 class Damage(Protocol):
@@ -42,16 +42,16 @@ class Closed:
     def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int, along: Tensor) -> None:
         self.scene, self.aim, self.basis, self.ahead = scene, aim, basis, ahead
         self.along = along  # (k,): the basis vectors' inner products with the aim's target
-        n, k = len(scene.updates), len(along)
-        self.honest = torch.eye(k, dtype=torch.float64, device=basis.rows.device)[scene.m : n]
-        self.at_once = max(1, _AT_ONCE // (n * max(n, k)))
+        n = len(scene.updates)
+        self.honest = slice(scene.m, n)  # of the basis
+        self.at_once = max(1, _AT_ONCE[along.device.type == "cuda"] // (n * max(n, len(along))))
 
     def __call__(self, candidates: Tensor) -> Tensor:
         return torch.cat([self._of(part) for part in torch.split(candidates, self.at_once)])
 
     def updates(self, candidates: Tensor) -> list[Tensor]:
         """The global updates (C, k) of this round and of those ahead."""
-        sent = Sent(torch.cat((candidates, self.honest.expand(len(candidates), -1, -1)), 1), self.basis)
+        sent = Sent(candidates, self.honest, self.basis)
         results = [self.basis.centre.expand(len(candidates), -1)]
         for _ in range(1 + self.ahead):
             results.append(respond(self.scene.rule, sent, results[-1], self.scene.sizes))

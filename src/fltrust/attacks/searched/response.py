@@ -3,6 +3,8 @@
 C candidates of n rows (C, n, k) give C global updates (C, k), all in coordinates of the basis. Differentiable where the rule is.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from fltrust.rules.gram import GramRule
 from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
-from fltrust.rules.rows import Rows, divisor
+from fltrust.rules.rows import Rows, divisor, in_order
 from fltrust.rules.rule import Rule
 from fltrust.rules.trust import TrustRule
 
@@ -30,28 +32,65 @@ def has_closed_form(rule: Rule) -> bool:
 
 
 class Sent:
-    """Rows (C, n, k), measured: in units of the basis' scale."""
+    """Candidates (C, m, k) and the same honest rows for all, which are basis vectors: in units of the basis' scale."""
 
-    def __init__(self, rows: Tensor, basis: Basis) -> None:
-        self.rows, self.basis = rows, basis
-        self.along = rows @ basis.products  # (C, n, k): inner products with the basis vectors
-        self.norm = (self.along * rows).sum(-1).clamp(min=1e-24).sqrt()  # (C, n)
-        self.usable = self.norm > 1e-9  # a row of zeros counts for nothing
-        self.norm = torch.where(self.usable, self.norm, 0)
+    def __init__(self, crafted: Tensor, honest: slice, basis: Basis) -> None:
+        self.crafted, self.honest, self.basis = crafted, honest, basis
+        self.along = crafted @ basis.products  # (C, m, k): inner products with the basis vectors
+        theirs = basis.products.diagonal()[honest].expand(len(crafted), -1)
+        self._measure(torch.cat(((self.along * crafted).sum(-1), theirs), -1))
 
-    @property
+    def _measure(self, squares: Tensor) -> None:
+        norm = squares.clamp(min=1e-24).sqrt()  # (C, n)
+        self.usable = norm > 1e-9  # a row of zeros counts for nothing
+        self.norm = torch.where(self.usable, norm, 0)
+
+    @cached_property
     def products(self) -> Tensor:
         """(C, n, n)"""
-        both = self.usable[..., :, None] & self.usable[..., None, :]
-        return torch.where(both, self.along @ self.rows.mT, 0)
+        across = self.along[..., self.honest]
+        theirs = self.basis.products[self.honest, self.honest].expand(len(across), -1, -1)
+        mine = torch.cat((self.along @ self.crafted.mT, across), -1)
+        return self._of_usable(torch.cat((mine, torch.cat((across.mT, theirs), -1)), -2))
+
+    def _of_usable(self, products: Tensor) -> Tensor:
+        return torch.where(self.usable[..., :, None] & self.usable[..., None, :], products, 0)
+
+    def onto(self, vectors: Tensor) -> Tensor:
+        """The rows' inner products (C, n) with a vector (k,), or with one for each candidate (C, k)."""
+        along = vectors @ self.basis.products
+        mine = (self.crafted @ along[..., None])[..., 0]
+        return torch.cat((mine, along[..., self.honest].expand(len(mine), -1)), -1)
+
+    def sum(self, shares: Tensor) -> Tensor:
+        """(C, k): shares (C, n) times the rows."""
+        m, stop = self.crafted.shape[1], self.honest.stop
+        mine = (shares[..., None, :m] @ self.crafted)[..., 0, :]
+        return mine + torch.nn.functional.pad(shares[..., m:], (m, mine.shape[-1] - stop))
+
+
+class Mixed(Sent):
+    """Sums of the rows sent, by mixing (C, n, n)."""
+
+    def __init__(self, sent: Sent, mixing: Tensor) -> None:
+        self.sent, self.mixing, self.basis = sent, mixing, sent.basis
+        products = mixing @ sent.products @ mixing.mT
+        self._measure(products.diagonal(dim1=-2, dim2=-1))
+        self.products = self._of_usable(products)
+
+    def onto(self, vectors: Tensor) -> Tensor:
+        return (self.mixing @ self.sent.onto(vectors)[..., None])[..., 0]
+
+    def sum(self, shares: Tensor) -> Tensor:
+        return self.sent.sum((shares[..., None, :] @ self.mixing)[..., 0, :])
 
 
 def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Tensor:
     """The global updates (C, k), for a rule with a closed form; `centre` (C, k) is what it remembers."""
     if isinstance(rule, PreAggregation):
-        return respond(rule.within, Sent(_mixing(rule, sent) @ sent.rows, sent.basis), centre, sizes)
+        return respond(rule.within, Mixed(sent, _mixing(rule, sent)), centre, sizes)
     if isinstance(rule, GramRule):
-        return _sum(rule.weigh(sent.products, sent.usable), sent.rows)
+        return sent.sum(rule.weigh(sent.products, sent.usable))
     if isinstance(rule, TrustRule):
         return _trusted(rule, sent)
     if isinstance(rule, FLTrustTwoLevel):
@@ -63,11 +102,7 @@ def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Ten
     weight = sent.usable.double()
     if isinstance(rule, FedAvg) and rule.by_size and sizes is not None:
         weight = weight * sizes.double().nan_to_num(0, 0, 0).clamp(min=0)
-    return _sum(weight / divisor(weight.sum(-1, keepdim=True)), sent.rows)
-
-
-def _sum(shares: Tensor, rows: Tensor) -> Tensor:
-    return (shares[..., None, :] @ rows)[..., 0, :]
+    return sent.sum(weight / divisor(weight.sum(-1, keepdim=True)))
 
 
 class _Supposed(Measured):
@@ -84,7 +119,8 @@ def _mixing(rule: PreAggregation, sent: Sent) -> Tensor:
         scale = torch.where(usable, sent.basis.scale, torch.inf)
         return rule.mixing(_Supposed(Rows(usable, scale, norm, torch.zeros_like(norm)), products))
 
-    mixing: Tensor = torch.func.vmap(one)(sent.norm, sent.usable, sent.products)
+    batch = one if type(rule).mixing is NNM.mixing else torch.func.vmap(one)
+    mixing: Tensor = batch(sent.norm, sent.usable, sent.products)
     return mixing
 
 
@@ -93,12 +129,12 @@ def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
     root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
     present = root_norm > 1e-9
     length = torch.where(sent.usable, sent.norm, 1)
-    cosine = torch.where(sent.usable & present, sent.along @ root / (length * root_norm), 0)
+    cosine = torch.where(sent.usable & present, sent.onto(root) / (length * root_norm), 0)
     trust = torch.where(sent.usable & present, cosine.clamp(min=rule.least_trust), 0)
     norm = root_norm.maximum(rule.stretch[0] * sent.norm)
     norm = norm.minimum(rule.stretch[1] * length) if rule.stretch[1] < torch.inf else norm  # 0 times infinity would spoil the slope
     total = divisor(trust.sum(-1, keepdim=True) + rule.server_trust * present)
-    return (_sum(trust * norm / length, sent.rows) + rule.server_trust * present * root) / total
+    return (sent.sum(trust * norm / length) + rule.server_trust * present * root) / total
 
 
 def _two_levels(rule: FLTrustTwoLevel, sent: Sent) -> Tensor:
@@ -106,14 +142,13 @@ def _two_levels(rule: FLTrustTwoLevel, sent: Sent) -> Tensor:
     root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
     present = root_norm > 1e-9
     length = torch.where(sent.usable, sent.norm, 1)
-    trust = torch.where(sent.usable & present, (sent.along @ root / (length * root_norm)).relu(), 0)  # (C, n)
+    trust = torch.where(sent.usable & present, (sent.onto(root) / (length * root_norm)).relu(), 0)  # (C, n)
     many = (rule.top * sent.usable.sum(-1, keepdim=True)).ceil().long().clamp(min=1)  # (C, 1)
     deputies = (trust >= ALIKE * trust.sort(-1, descending=True).values.gather(-1, many - 1)) & (trust > 0)
-    second = root / root_norm + _sum(deputies / length, sent.rows)  # (C, k)
+    second = root / root_norm + sent.sum(deputies / length)  # (C, k)
     second_norm = ((second @ sent.basis.products) * second).sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
-    along = (sent.along @ second[..., None])[..., 0]  # (C, n)
-    trust = torch.where(sent.usable & deputies.any(-1, keepdim=True), (along / (length * second_norm)).relu(), 0)
-    return _sum(trust * root_norm / length / divisor(trust.sum(-1, keepdim=True)), sent.rows)
+    trust = torch.where(sent.usable & deputies.any(-1, keepdim=True), (sent.onto(second) / (length * second_norm)).relu(), 0)
+    return sent.sum(trust * root_norm / length / divisor(trust.sum(-1, keepdim=True)))
 
 
 def _anchored(rule: Anchor, sent: Sent) -> Tensor:
@@ -122,9 +157,10 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     present = root_norm > 1e-9
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
     length = torch.where(sent.usable, sent.norm, 1)
-    ordered = torch.where(sent.usable, sent.norm, torch.inf).sort(-1).values
+    ordered = in_order(torch.where(sent.usable, sent.norm, torch.inf))
     reach = torch.where(count > 0, ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4), 0)
-    clients = _sum(sent.usable * _median(sent.norm, sent.usable) / length / divisor(count), sent.rows)
+    common = medians_of(sent.norm, sent.usable).minimum(rule.limit * root_norm)  # (C, 1)
+    clients = sent.sum(sent.usable * common / length / divisor(count))
     return torch.where(present, clients + rule.voice * (reach / root_norm).clamp(max=1) * root, 0)
 
 
@@ -132,17 +168,17 @@ def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
     before = centre
     for _ in range(rule.steps):
-        away = sent.rows - centre[..., None, :]
-        distance = ((away @ sent.basis.products) * away).sum(-1).clamp(min=1e-24).sqrt()  # (C, n)
-        tau = _median(distance, sent.usable) if rule.tau is None else rule.tau / sent.basis.scale
+        square = ((centre @ sent.basis.products) * centre).sum(-1, keepdim=True)
+        distance = (sent.norm.square() - 2 * sent.onto(centre) + square).clamp(min=1e-24).sqrt()  # (C, n)
+        tau = medians_of(distance, sent.usable) if rule.tau is None else rule.tau / sent.basis.scale
         pull = torch.where(sent.usable, (tau / distance).clamp(max=1), 0) / divisor(count)
-        centre = centre + _sum(pull, away)
+        centre = centre * (1 - pull.sum(-1, keepdim=True)) + sent.sum(pull)
     return torch.where(count > 0, centre, before)
 
 
-def _median(values: Tensor, usable: Tensor) -> Tensor:
+def medians_of(values: Tensor, usable: Tensor) -> Tensor:
     """(C, 1): of an even number of usable values the mean of the two in the middle."""
     count = usable.sum(-1, keepdim=True)
-    ordered = torch.where(usable, values, torch.inf).sort(-1).values
+    ordered = in_order(torch.where(usable, values, torch.inf))
     low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=values.shape[-1] - 1)
     return (ordered.gather(-1, low) + ordered.gather(-1, high)) / 2

@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Altered, Knowledge, Level, Server, finite, units
+from fltrust.attacks.attack import Altered, Knowledge, Level, Server, finite, outside, units
 from fltrust.errors import InputError
 from fltrust.rules.preaggregation import NormClipping
 from fltrust.rules.rule import Received, Rule, take_step
 from fltrust.state import Memory
 
-AimName = Literal["sign", "mean", "cosine", "loss", "class", "backdoor"]
+AimName = Literal["sign", "mean", "cosine", "unseen", "loss", "class", "backdoor"]
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,15 @@ class Aim:
     "sign"    -<u, s>, s = the sign of what the rule returns without attack (the paper's Algorithm 3)
     "mean"    -<u, mu / ||mu||>, mu = the mean of the honest updates: it slows or reverses learning
     "cosine"  -cos(u, mu): the same, whatever the length of u
+    "unseen"  -<u, v - e0>, e0 = the root update's direction, v = that of mu's part across it: it harms where the root set does not look,
+              and keeps the server content
     "loss"    the loss of the model after u on the malicious clients' own examples
     "class"   the same on those of one class
     "backdoor"  minus its loss on the own examples with the trigger and the target as their label
     """
 
     name: AimName
-    target: Tensor  # (d,): s, or mu / ||mu||; where the damage is a loss, the direction in which it falls, by the own updates or its slope
+    target: Tensor  # (d,): s, mu / ||mu|| or v - e0; of a loss the direction in which it falls, by the own updates or its slope
     altered: Altered | None = None  # which examples the loss is on
 
     @property
@@ -156,5 +158,8 @@ def aim_of(name: AimName, scene: Scene, result: Tensor, altered: Altered | None 
         aim, known = Aim(name, result, altered), scene.known
         slope: Tensor = torch.func.grad(lambda model: aim.loss(known, model))(known.model)
         return replace(aim, target=units(-slope[None])[0])
+    if name == "unseen" and scene.root_update is not None:
+        mean, seen = units(scene.honest.mean(0, keepdim=True)), units(scene.root_update[None])
+        return Aim(name, (outside(mean, seen) - seen)[0])
     rows = scene.updates[: scene.m] if name == "loss" else scene.honest
     return Aim(name, units(rows.mean(0, keepdim=True))[0])

@@ -62,12 +62,13 @@ class Searched(Attack):
 
     Parameters
     ----------
-    aim : "sign", "mean", "cosine", "loss", "class" or "backdoor", default "mean"
+    aim : "sign", "mean", "cosine", "unseen", "loss", "class" or "backdoor", default "mean"
         What the global update u should do. "sign": go against the sign of the result without attack, as in the paper's adaptive attack.
-        "mean": go against the honest clients' mean mu, by <u, mu>. "cosine": the same by cos(u, mu). "loss": raise the loss on the
-        malicious clients' own examples. "class": raise it on those of class `source`. "backdoor": lower the loss on their own examples with
-        the trigger in them and its target as their label. The search takes a loss to first order; the finalists are compared by the loss
-        itself.
+        "mean": go against the honest clients' mean mu, by <u, mu>. "cosine": the same by cos(u, mu). "unseen": go against the part of mu
+        that the root update does not see, and along the root update, so that the server has nothing to correct; "mean" if there is no
+        root update. "loss": raise the loss on the malicious clients' own examples. "class": raise it on those of class `source`.
+        "backdoor": lower the loss on their own examples with the trigger in them and its target as their label. The search takes a loss to
+        first order; the finalists are compared by the loss itself.
     knowledge : "full" or "partial", default "full"
         Whether the attacker sees the honest clients' updates, the root update and what the rule remembers.
     guess_root : bool, default True
@@ -183,7 +184,7 @@ class Searched(Attack):
         rivals = seen_of(rivals)
         basis = basis_of(scene, aim, result, last_update, rivals, possible)
         finalists, best = self._searched(scene, aim, basis, memory.last)
-        own = bounded(finalists.to(basis.rows.dtype) @ basis.rows)  # (F, m, d)
+        own = seen_of(sent_for(bounded(finalists.to(basis.rows.dtype) @ basis.rows)))  # (F, m, d)
         rows = bounded(sent_for(most_damaging(scene, aim, basis, rivals, own, self.ahead)))
         rows = torch.where(memory.rounds < self.behave, known.own, rows)
         return rows, Search(memory.rounds + 1, seen, _kept(memory.last, known, best), remembered)

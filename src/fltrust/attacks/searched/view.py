@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import bounded, usable
+from fltrust.attacks.searched.response import medians_of
 from fltrust.attacks.searched.scene import Scene
 from fltrust.rules.anchor import Anchor
+from fltrust.rules.rows import measure
 from fltrust.rules.rule import Rule
 
 Change = Callable[[Tensor], Tensor]
@@ -24,27 +26,32 @@ def as_seen(rule: Rule, ahead: int) -> Rule:
 def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     """The scene as the rule sees it after its memory; what it sees of malicious rows (.., m, d); and what to send for it to see rows.
 
-    Clients choose their running means freely, whatever they sent before: the last update can be as long as it takes. So there the rule
-    without memory is the same problem. Not so over several rounds: for a look-ahead the scene stays as it is.
+    Clients choose their running means nearly freely, whatever they sent before: one update can outweigh all before it. So there the rule
+    without memory is nearly the same problem; where the rule cuts an update, what it sees is not what was wanted. Not so over several
+    rounds: for a look-ahead the scene stays as it is. Honest clients' means are taken as they are without attack.
     """
     rule, ids = scene.rule, scene.known.client_ids
     if as_seen(rule, ahead) is rule or ids is None:
         return scene, _unchanged, _unchanged
     assert isinstance(rule, Anchor)
     means, _ = rule.means(scene.received(scene.updates, 0, None), scene.memory)
-    own, beta = ids[: scene.m], rule.momentum
+    own, beta, usual = ids[: scene.m], rule.momentum, measure(scene.updates)
     before: Tensor = scene.memory.sums[own]  # (m, d)
     whole = 1 - beta ** (scene.memory.rounds[own] + 1).to(before.dtype)[:, None]  # (m, 1)
 
-    def counts(rows: Tensor) -> Tensor:
-        """Whether the rule listens to each row (.., m, 1): a row of zeros must stay one, since rounding would give it a direction."""
-        return usable(rows.flatten(0, -2)).view(rows.shape[:-1])[..., None]
-
     def seen(rows: Tensor) -> Tensor:
-        return torch.where(counts(rows), bounded(bounded(torch.lerp(rows, before, beta)) / whole), 0)
+        """As `Anchor.means`, for the malicious rows of one attack or of several."""
+        mine = measure(rows.flatten(0, -2))
+        norm, heard = mine.norm.view(-1, scene.m), mine.usable.view(-1, scene.m)  # (F, m)
+        norms, usables = (torch.cat((a, b[scene.m :].expand(len(a), -1)), 1) for a, b in ((norm, usual.norm), (heard, usual.usable)))
+        longest = medians_of(norms, usables) / (1 - beta)  # (F, 1)
+        weight = (1 - beta) * (longest / torch.where(heard, norm, 1)).clamp(max=1)
+        mixed = torch.addcmul(beta * before, rows, weight.to(rows.dtype).view(rows.shape[:-1])[..., None])
+        return torch.where(heard.view(rows.shape[:-1])[..., None], bounded(mixed / whole), 0)
 
     def sent(rows: Tensor) -> Tensor:
-        return torch.where(counts(rows), torch.sub(rows * whole, before, alpha=beta) / (1 - beta), 0)
+        counts = usable(rows.flatten(0, -2)).view(rows.shape[:-1])[..., None]  # a row of zeros must stay one: rounding would turn it
+        return torch.where(counts, torch.sub(rows * whole, before, alpha=beta) / (1 - beta), 0)
 
     return replace(scene, rule=as_seen(rule, ahead), memory=(), updates=means), seen, sent
 
