@@ -4,8 +4,8 @@
     python bench/root_study.py --dataset har --data-dir DATA --out root_study.jsonl
     python bench/root_study.py --out root_study.jsonl --print       # only the tables of what the file holds
 
-One in five clients is malicious. Attacks: none, trim, and the search on the rule itself. One process with one thread; runs that the file
-already holds are not repeated, the first seed of everything comes first.
+One in five clients is malicious. Attacks: none, trim, and the search on the rule itself with two aims. One process with one thread; runs
+that the file already holds are not repeated, the first seed of everything comes first.
 """
 
 import os
@@ -28,7 +28,7 @@ from fltrust.datasets import examples_of
 from fltrust.randomness import stream
 from fltrust.rootset.measure import by_mean
 
-ATTACKS = ("none", "trim", "searched")
+ATTACKS = ("none", "trim", "searched", "searched unseen")  # a search may say its aim
 # What is done to a root set of 100 even examples.
 USUAL = {"size": 100}
 SETTINGS: list[dict[str, Any]] = [
@@ -59,9 +59,10 @@ def spoiled(task: Task, wrong: float, old: bool, seed: int) -> Task:
 
 
 def played(job: dict[str, Any], data_dir: str | None, rounds: int) -> dict[str, Any]:
-    setting = job["setting"]
+    setting, (name, _, aim) = job["setting"], job["attack"].partition(" ")
+    attack = {"name": name, "aim": aim} if aim else name
     # By the mean loss, so that a larger root set does not mean longer steps.
-    run = by_mean(Experiment.on(job["dataset"], job["rule"], job["attack"], model="logistic", seed=job["seed"], rounds=rounds))
+    run = by_mean(Experiment.on(job["dataset"], job["rule"], attack, model="logistic", seed=job["seed"], rounds=rounds))
     run = replace(run, root_size=setting["size"], root_bias=setting.get("bias"), evaluate_every=rounds)
     task = spoiled(build_task(run, data_dir=data_dir, load=_read_once), setting.get("wrong", 0.0), setting.get("old", False), job["seed"])
     started = time.perf_counter()
