@@ -14,6 +14,7 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from waiting import MOST_SECONDS
 
 from fltrust.experiment import Experiment
 from fltrust.version import __version__
@@ -24,7 +25,12 @@ SHORT = ["run", "--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1
 
 def fltrust(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200", **environment}
+        [*PROGRAM, *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+        env={**os.environ, "COLUMNS": "200", **environment},
     )
 
 
@@ -382,7 +388,7 @@ def test_run_needs_only_torch_numpy_typer_and_rich(tmp_path: Path, rule: str) ->
         "20",
     ]
     command = [sys.executable, "-c", BLOCKED, *run, "--device", "cpu", "--data-dir", "data"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=MOST_SECONDS)
     assert done.returncode == 0, done.stderr
     assert "not a known original" in done.stderr  # these are not MNIST's files, and the user is told
     assert "after 1 rounds" in done.stdout

@@ -5,17 +5,15 @@ import dataclasses
 import io
 import itertools
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from made_up import made_up
+from one_command import Program, assert_refused, program_of
 
-from fltrust.cli import main
 from fltrust.errors import InputError
 from fltrust.league import BOARDS, COLUMNS, ROWS, Board, Cell, Column, Row, cells, chosen, plan
-from fltrust.league.plan import IMPOSSIBLE
-from fltrust.league.table import ATTACKS_LEFT_OUT, RULES_LEFT_OUT
+from fltrust.league.table import ATTACKS_LEFT_OUT, IMPOSSIBLE, RULES_LEFT_OUT
 from fltrust.paper import EXHIBITS
 from fltrust.registry import ATTACKS, RULES, Registry
 from fltrust.report.league_text import FORMATS
@@ -215,18 +213,8 @@ def test_a_cell_is_repeated_by_its_command() -> None:
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fltrust", "league", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    return program_of("league", tmp_path, monkeypatch, capsys)
 
 
 MINE = """
@@ -250,7 +238,7 @@ SHORT = ["--dataset", "har", "--attack", "none", "--attack", "label-flip", "--ro
 
 
 @pytest.mark.slow
-def test_what_is_missing_is_run_and_a_failed_run_stops_no_other(program, tmp_path: Path, har: Path) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_missing_is_run_and_a_failed_run_stops_no_other(program: Program, tmp_path: Path, har: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     where = ["--data-dir", str(har), "--jobs", "2"]
     code, out, err = program(*SHORT, *where, "--rule", "fedavg")
@@ -304,7 +292,7 @@ def test_runs_that_differ_in_their_rule_share_a_task_and_nothing_else(tmp_path: 
         tasks.of(few)  # a rule that cannot work is refused although the task is there
 
 
-def test_a_dry_run_counts_and_runs_nothing(program, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_dry_run_counts_and_runs_nothing(program: Program, tmp_path: Path) -> None:
     code, out, _ = program("--dry-run", "--seeds", "3", "--device", "cpu")
     assert code == 0
     many = 3 * len(plan(chosen(), seeds=1))
@@ -327,14 +315,11 @@ def test_a_dry_run_counts_and_runs_nothing(program, tmp_path: Path) -> None:  # 
         (["--precision", "float16", "--device", "cpu"], "for a GPU"),
     ],
 )
-def test_mistakes_are_one_line(program, arguments: list[str], said: str) -> None:  # type: ignore[no-untyped-def]
-    code, _, err = program(*arguments)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert said in err
+def test_mistakes_are_one_line(program: Program, arguments: list[str], said: str) -> None:
+    assert_refused(program, arguments, said)
 
 
-def test_a_table_of_many_rules_shows_their_worst(program, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_table_of_many_rules_shows_their_worst(program: Program, tmp_path: Path) -> None:
     from rich.console import Console
 
     from fltrust.cli.league import _show_rules

@@ -9,7 +9,7 @@ from browser import CHROMIUM, Browser
 from made_up import made_up
 
 from fltrust.league import BOARDS, Column, cells
-from fltrust.league.plan import IMPOSSIBLE
+from fltrust.league.table import IMPOSSIBLE
 from fltrust.paper import EXHIBITS
 from fltrust.report.agreement import judge
 from fltrust.report.page import reproduction_page

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from fltrust.redteam.plan import Question, changes, counts_of, question_of, stag
 from fltrust.registry import MODELS, RULES
 from fltrust.report.redteam import Answer, answer, content
 from fltrust.report.redteam_checklist import checklist
+from fltrust.report.redteam_page import redteam_page
 from fltrust.report.redteam_text import summary, title, warnings
 from fltrust.rules import FLTrust, Krum
 from fltrust.running import pool
@@ -36,7 +38,9 @@ ASKED: dict[str, Any] = {"shares": "5,10,20,40", "points": 5.0, "seeds": 1, "tri
 
 
 def asked(settings: tuple[str, ...] = (), tried: str = "median", shares: str = "5,10,20,40", seeds: int = 1, **given: str) -> Question:
-    return question_of({"dataset": "mnist-5k", **given}, settings, **{**ASKED, "tried": tried, "shares": shares, "seeds": seeds})
+    return question_of(
+        {"dataset": "mnist-5k", "rule": "fltrust", **given}, settings, **{**ASKED, "tried": tried, "shares": shares, "seeds": seeds}
+    )
 
 
 # ---------------------------------------------------------------- the plan
@@ -54,6 +58,22 @@ def test_a_share_is_as_many_clients_as_fit_in_it_and_too_few_are_named() -> None
         counts_of([5], 3)
 
 
+def test_a_rule_that_listens_to_a_root_set_is_searched_for_what_it_does_not_see() -> None:
+    (_, _, searched), _ = stages(asked(rule="krum,fltrust"))
+    aims = {
+        rule: {run.attack.aim for run in searched.runs if isinstance(run.rule, rule) and isinstance(run.attack, Searched)}
+        for rule in (Krum, FLTrust)
+    }
+    assert aims == {Krum: {"mean", "sign"}, FLTrust: {"mean", "sign", "unseen"}}
+
+
+def test_no_known_attack_leaves_the_search_alone() -> None:
+    (clean, known, searched), _ = stages(asked(attack="none"))
+    assert [type(run.attack) for run in clean.runs] == [NoAttack]
+    assert known.runs == []
+    assert {type(run.attack) for run in searched.runs} == {Searched}
+
+
 def test_stages_go_from_cheap_to_dear_and_no_run_stands_in_two() -> None:
     question = asked(rule="krum,median", attack="trim,scaling", seeds=2)
     (clean, known, searched), left_out = stages(question)
@@ -62,7 +82,7 @@ def test_stages_go_from_cheap_to_dear_and_no_run_stands_in_two() -> None:
     assert sum(isinstance(run.attack, NoAttack) for run in clean.runs) == 4  # two rules, two seeds; scaling's backdoor is measured too
     assert {run.malicious for run in known.runs} == {1, 2, 4, 8}
     assert len(known.runs) == 2 * 2 * 4 * 2
-    assert {run.attack for run in searched.runs} == {Searched(aim="mean"), Searched(aim="sign")}
+    assert {run.attack for run in searched.runs} == {Searched("mean"), Searched("sign")}
     assert {run.rule for run in known.runs if run.malicious == 4 and isinstance(run.rule, Krum)} == {Krum(tolerate=4)}
     keys = [run.key for stage in (clean, known, searched) for run in stage.runs]
     assert len(keys) == len(set(keys))
@@ -110,7 +130,7 @@ def test_the_audit_has_ten_rounds_to_see() -> None:
 def test_wrong_options_are_refused_in_one_line(change: dict[str, Any], said: str) -> None:
     given, settings = change.pop("given", {}), change.pop("settings", [])
     with pytest.raises(InputError, match=re.escape(said)):
-        question_of({"dataset": "mnist-5k", **given}, settings, **{**ASKED, **change})
+        question_of({"dataset": "mnist-5k", "rule": "fltrust", **given}, settings, **{**ASKED, **change})
 
 
 def test_changes_are_larger_root_sets_other_rules_and_the_control_each_under_the_search_too() -> None:
@@ -150,6 +170,7 @@ def concluded(ends: Callable[[Experiment], float], question: Question, *, facts:
     about: dict[str, Any] = {
         "command": "fltrust redteam",
         "plugins": (),
+        "where": (),
         "facts": facts,
         "audits": audits or (lambda key: None),
         "problems": (),
@@ -202,8 +223,43 @@ def test_a_change_within_the_spread_or_a_point_is_no_help() -> None:
 
     found = concluded(nothing_helps, asked(attack="trim"))
     assert found.best is None
-    assert "None of the 4 changes that were tried helped clearly." in summary(found)
+    assert "None of the changes that were tried helped clearly." in summary(found)
     assert content(found, [])["most_useful_change"] is None
+
+
+def test_plain_averaging_is_no_advice_even_where_it_costs_least() -> None:
+    def unharmed_here(run: Experiment) -> float:
+        return 0.1 if RULES.name_of(run.rule) == "fedavg" else breaks_at_4(run)
+
+    for rules, tried in (("fltrust", "median"), ("fltrust", "fedavg,median"), ("fltrust,fedavg", "median")):
+        found = concluded(unharmed_here, asked(attack="trim", rule=rules, tried=tried))
+        assert found.best is not None
+        assert found.best.what == "a root set of 500 instead of 100"
+        assert content(found, [])["most_useful_change"] == found.best.what
+        (cheaper,) = (one for one in found.compared() if one.what.startswith("fedavg"))
+        assert cheaper.cost == pytest.approx(0.0)
+        assert summary(found)[-1] == f"Not advised: {cheaper.what}. It costs 0.0 points there, but plain averaging is no defence."
+        assert summary(found)[-1] in redteam_page(found, checklist(found))
+
+
+def test_a_rule_that_the_search_harms_more_is_no_advice() -> None:
+    """The rule breaks under Trim, and hardly under the search."""
+
+    def ends(run: Experiment) -> float:
+        if not run.malicious:
+            return 0.1
+        searched = isinstance(run.attack, Searched)
+        if RULES.name_of(run.rule) == "median":
+            return 0.2 if searched else 0.11
+        return 0.12 if searched else 0.4
+
+    found = concluded(ends, asked(attack="trim"))
+    assert found.compared()[0].what == "median instead"
+    assert found.best is None
+    assert "Not advised: median instead. It costs 10.0 points there, but the search harms it more than your rule." in summary(found)
+    as_strong = concluded(lambda run: min(ends(run), 0.125) if RULES.name_of(run.rule) == "median" else ends(run), asked(attack="trim"))
+    assert as_strong.best is not None
+    assert as_strong.best.what == "median instead"
 
 
 def test_a_change_that_learns_worse_is_measured_against_the_rule_in_question() -> None:
@@ -373,7 +429,7 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
     assert not Path("out").exists()
     said = fltrust(*COMMAND)
     assert next(line for line in said.splitlines() if line.startswith("Stage")).startswith(
-        "Stage 1 of 4, without attack; later stages: 6 runs"
+        "Stage 1 of 4, without attack; later stages: 8 runs"
     )
     assert "out/index.html: open it in a browser" in said
     found = written()
@@ -390,7 +446,7 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
     for key, one in found["runs"].items():
         assert (one["error"], one["seed"], one["malicious"]) == (stored[key].error, stored[key].run.seed, stored[key].run.malicious)
         assert json.loads((Path("out") / one["file"]).read_text())["error"] == round(one["error"], 5)
-        assert one["command"].endswith("fltrust run experiment.toml")
+        assert one["command"].endswith("fltrust run experiment.toml --device cpu")
         assert 'dataset = "my_task.py:build"' in one["command"]
     points = [point for rule in found["rules"] for line in rule["attacks"] for point in line["points"]]
     points += [one[side] for one in found["changes"] for side in ("under_attack", "without_attack")]
@@ -403,12 +459,33 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
     assert not list(Path("out/.unfinished").glob("*/records.jsonl"))
     assert [one["malicious_clients"] for one in found["noticed"]].count(0) == 1
     assert all(one["rounds_seen"] == 4 for one in found["noticed"])
-    assert "fltrust redteam --task my_task.py:build --rule fltrust" in found["command"]
+    assert found["command"].startswith("fltrust redteam --task my_task.py:build --rule fltrust ")
+    assert found["command"].endswith(" --device cpu --out out")
 
     # Done again, nothing is run, and the files are the same.
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     assert "0 done" not in fltrust(*COMMAND)
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+
+
+def test_the_commands_that_repeat_it_say_how_and_where_it_was_run(folder: Path) -> None:
+    where = ["--precision", "float32", "--device", "cpu", "--data-dir", "my data"]
+    words = ["redteam", "--dataset", "mnist-5k", "--rule", "mine", "--plugin", "my_rules.py", "--rounds", "1", "--attack", "trim"]
+    with Path("my_rules.py").open("a") as file:
+        file.write('\n\n@RULES.register("mine")\n@dataclass(frozen=True)\nclass Mine(FedAvg):\n    "The mean."\n')
+    fltrust(*words, "--shares", "5", "--seeds", "1", "--try", "none", *where, "--out", "out")
+    found = written()
+    told = "fltrust redteam --dataset mnist-5k --rule mine"
+    assert re.fullmatch(
+        rf"{told} .* --plugin my_rules.py --precision float32 --device cpu --data-dir 'my data' --out out", found["command"]
+    )
+    for one in found["runs"].values():
+        own = " --plugin my_rules.py" if one["rule"] == "mine" else ""
+        assert one["command"].endswith(f"{own} --device cpu --data-dir 'my data'")
+        assert ("--plugin" in one["command"]) == bool(own)
+    first = found["clean"]["runs"][0]
+    fltrust(*shlex.split(found["runs"][first]["command"])[1:], "--out", "again")
+    assert json.loads(Path("again/experiment.json").read_text())["key"] == first
 
 
 def test_a_rule_that_nothing_breaks_is_compared_with_plain_averaging_only(folder: Path) -> None:
@@ -432,8 +509,10 @@ def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_numbers(folder: Pa
     monkeypatch.setattr(many, "execute", cut)
     from fltrust.cli.stopping import Stopped
 
-    with pytest.raises(Stopped, match="the same command resumes"):
+    overall = "stopped: 4 of 9 runs finished and saved in out, and the changes are still to be planned; the same command resumes"
+    with pytest.raises(Stopped, match=f"^{overall}$") as stopped:  # 1 of the stage's 4
         CliRunner().invoke(app, COMMAND, catch_exceptions=False)
+    assert stopped.value.code == 130
     half = written()
     assert len(half["runs"]) == 4
     assert half["clean"] is not None
@@ -474,6 +553,8 @@ def test_a_rule_that_raises_is_named_and_the_rest_goes_on(folder: Path) -> None:
     alone = fltrust(*COMMAND, "--plugin", "my_rules.py", "--rule", "raises", "--out", "alone", code=1)
     assert "Warning: raises has no finished run without attack, so nothing can be said of it: left out: it raised ValueError" in alone
     assert written(Path("alone"))["breaking_point"] is None
+    rival = ["--rule", "median,raises", "--attack", "trim", "--shares", "20", "--try", "none"]
+    fltrust(*COMMAND, "--plugin", "my_rules.py", *rival, "--out", "rival", code=1)  # left out before any run, and no other run fails
 
 
 def test_a_task_that_does_not_learn_is_named_on_the_page_and_the_rest_goes_on(folder: Path) -> None:
@@ -494,13 +575,14 @@ def test_runs_on_data_that_changed_do_not_stand_for_the_new_data(folder: Path, m
     task.write_text(task.read_text() + "# the same data\n")
     fltrust(*words)
     assert Path("out/redteam.json").read_bytes() == before
-    monkeypatch.setattr("fltrust.cli.redteam.plugins_of", lambda run: {"my_task.py": "another plug-in"})
-    with pytest.raises(InputError, match=re.escape("my_task.py changed after runs in out had used it")):
+    monkeypatch.setattr("fltrust.cli.changed.plugins_of", lambda run: {"my_task.py": "another plug-in"})
+    with pytest.raises(InputError, match=r"my_task\.py changed after \d+ runs in out had used it"):
         fltrust(*words)
     task.write_text(task.read_text().replace("0.5 * rng", "50 * rng"))
     done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, check=False)  # this process has loaded the task already
-    said = "fltrust: my_task.py:build() changed after runs in out had used it: choose another --out\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    assert done.returncode == 2
+    used = r"fltrust: my_task\.py:build\(\) changed after \d+ runs in out had used it"
+    assert re.fullmatch(rf"{used}: choose another --out, or delete them, such as out/\S+\n", done.stderr)
     assert Path("out/redteam.json").read_bytes() == before
 
 
@@ -509,11 +591,13 @@ def test_mistakes_are_one_line_and_exit_code_2(folder: Path) -> None:
     Path("full/mine.txt").write_text("mine")
     for words, said in (
         (["redteam"], "name your task with --task"),
+        (["redteam", "--dataset", "mnist-5k"], "name the rule to attack, such as --rule fltrust"),
         (["redteam", "--demo", "--dataset", "har"], "--demo brings its own data"),
         (["redteam", "--task", "nowhere.py:build"], "nowhere.py"),
         (["redteam", "--task", "my_task.py:build", "--dataset", "har"], "both name the data"),
         ([*COMMAND, "--rule", "fltrst"], "did you mean 'fltrust'"),
         ([*COMMAND, "--points", "200"], "--points must be"),
+        ([*COMMAND, "--shares", ""], "expected per cents above 0"),
         ([*COMMAND, "--shares", "1"], "no share is as much as one of 10 clients"),
         ([*COMMAND, "--out", "full"], "is not empty and holds no sweep"),
         ([*COMMAND, "--num-clients", "9000"], "there cannot be more of them"),

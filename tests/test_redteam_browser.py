@@ -39,6 +39,7 @@ def written(path: Path, rules: str, **about: Any) -> Path:
         Results(results),
         command=f"fltrust redteam --task {HOSTILE}",
         plugins=(),
+        where=(),
         facts=FACTS,
         audits=lambda key: SEEN,
         problems=[Problem(f"rule {HOSTILE}", f"failed: {HOSTILE}")],
@@ -136,7 +137,9 @@ def test_a_phone_has_no_sideways_scroll(browser: Browser, page: Path, dark: bool
 def test_a_page_without_a_single_result_says_so(browser: Browser, tmp_path: Path) -> None:
     question = question_of({"dataset": "mnist-5k", "rule": "krum"}, [], shares="20", points=5.0, seeds=1, tried="none", precision="float32")
     runs: list[Experiment] = stages(question)[0][0].runs
-    nothing = answer(question, runs, [], Results(), command="fltrust redteam", plugins=(), facts={}, audits=lambda key: None, problems=[])
+    nothing = answer(
+        question, runs, [], Results(), command="fltrust redteam", plugins=(), where=(), facts={}, audits=lambda key: None, problems=[]
+    )
     path = tmp_path / "empty.html"
     path.write_text(redteam_page(nothing, checklist(nothing)), encoding="utf-8")
     browser.open(path)

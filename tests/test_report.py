@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from made_up import made_up
+from waiting import MOST_SECONDS
 
 from fltrust.cli import app
 from fltrust.errors import InputError
@@ -37,7 +38,7 @@ PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
 
 def fltrust(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200"}
+        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=MOST_SECONDS, env={**os.environ, "COLUMNS": "200"}
     )
 
 
@@ -251,6 +252,12 @@ def a_few(tmp_path: Path) -> Path:
     return written(tmp_path / "results", *(made_up(run, seed=seed) for run in runs for seed in (0, 1)))
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds, and only two tests look at pictures."""
+    monkeypatch.setattr("fltrust.report.figures.draw", lambda *_: {"figures/drawn.png": b"a picture"})
+
+
 def test_a_report_is_a_page_figures_and_tables(tmp_path: Path) -> None:
     done = fltrust("report", str(a_few(tmp_path)), "--out", "seen", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -339,6 +346,7 @@ def test_the_table_of_curves_has_training_errors() -> None:
     assert "Training error, mean ± standard deviation over seeds." in text
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_an_old_report_stays_whole_when_a_new_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out = a_few(tmp_path), tmp_path / "out"
     before = {path: path.read_bytes() for path in build([folder], out).files}
@@ -386,6 +394,7 @@ def test_a_damaged_result_is_named(tmp_path: Path, hurt: Callable[[Path], object
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_damaged_result_among_many_stops_nothing(tmp_path: Path) -> None:
     folder = a_few(tmp_path)
     other = results.write(made_up(cell_of("methods", "HAR", "Trim attack", "FLTrust").run), folder)
@@ -399,6 +408,7 @@ def test_a_damaged_result_among_many_stops_nothing(tmp_path: Path) -> None:
     assert "<b>no result" not in page
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_folder_holds_one_report_and_nothing_else_is_removed(tmp_path: Path) -> None:
     folder, out = a_few(tmp_path), tmp_path / "out"
     paper = {path.name for path in build([folder], out).files}
@@ -412,6 +422,7 @@ def test_a_folder_holds_one_report_and_nothing_else_is_removed(tmp_path: Path) -
     assert here == own | {"report.json", "mine.md"}
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_folder_with_another_page_is_refused(tmp_path: Path) -> None:
     folder, out = a_few(tmp_path), tmp_path / "site"
     out.mkdir()
@@ -422,15 +433,16 @@ def test_a_folder_with_another_page_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_forged_list_of_files_removes_nothing_else(tmp_path: Path) -> None:
-    folder, out = a_few(tmp_path), tmp_path / "out"
-    build([folder], out)
+    out = tmp_path / "out"
+    write({"index.html": b"first"}, out)
     (tmp_path / "precious.md").write_text("keep")
     (out / "notes.md").write_text("keep")
     names = ["../precious.md", str(tmp_path / "precious.md"), "tables/../notes.md", "notes.md", "figures/../../precious.md", 3]
     for name in names:
         (out / "report.json").write_text(json.dumps({"files": ["index.html", name]}))
         with pytest.raises(InputError, match=r"report.json is not of a report"):
-            build([folder], out)
+            write({"index.html": b"second"}, out)
+    assert (out / "index.html").read_text() == "first"
     assert (tmp_path / "precious.md").exists()
     assert (out / "notes.md").exists()
 
@@ -442,7 +454,7 @@ def test_a_users_own_report_json_is_not_taken_for_ours(tmp_path: Path, theirs: s
     (out / "report.json").write_text(theirs)
     (out / "index.html").write_text("my home page")
     with pytest.raises(InputError):
-        build([a_few(tmp_path)], out)
+        write({"index.html": b"ours"}, out)
     assert {path.read_text() for path in out.iterdir()} == {theirs, "my home page"}
 
 

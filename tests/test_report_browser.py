@@ -34,7 +34,7 @@ def reproduction(results: list[Result]) -> str:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of MNIST-0.5, two seeds in the methods table, one run in two arithmetics, one run that is in no table; a hostile machine."""
-    results = {}
+    results: dict[str, Result] = {}
     for exhibit in EXHIBITS.values():
         for cell in exhibit.cells:
             if cell.run.dataset != "mnist-0.5":

@@ -12,14 +12,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from conftest import small_attack, small_task
 from made_up import made_up
-from waiting import until
+from waiting import MOST_SECONDS, until
 
 from fltrust.attacks import ALIE, NoAttack, Scaling, TrimAttack
 from fltrust.cli import app
@@ -34,7 +34,7 @@ from fltrust.report.survival import Board, Line, boards
 from fltrust.report.survival_text import FORMATS, numbers
 from fltrust.report.sweep import headline
 from fltrust.report.words import name_of
-from fltrust.rules import FedAvg, FLTrust, Krum, TrimmedMean
+from fltrust.rules import FedAvg, FLTrust, Krum, Rule, TrimmedMean
 from fltrust.simulation import simulate
 from fltrust.store import results
 from fltrust.store.results import Result, Results
@@ -91,7 +91,14 @@ def test_an_attack_without_malicious_clients_is_no_attack_to_the_last_bit(attack
     ends = []
     for chosen in (small_attack(attack), NoAttack()):
         task = small_task(malicious=0, attack=chosen)
-        numbers = {"num_clients": 6, "clients_per_round": 6, "malicious": 0, "rounds": 3, "evaluate_every": 3, "global_lr": 0.05}
+        numbers: dict[str, Any] = {
+            "num_clients": 6,
+            "clients_per_round": 6,
+            "malicious": 0,
+            "rounds": 3,
+            "evaluate_every": 3,
+            "global_lr": 0.05,
+        }
         run = Experiment("mine", "mine", FLTrust(), chosen, loss="mean", **numbers)
         ends.append(list(simulate(run, task))[-1])
     assert torch.equal(*(end.weights for end in ends))  # type: ignore[arg-type]
@@ -234,6 +241,18 @@ def test_the_worst_attack_is_the_one_survived_least() -> None:
     assert (worst[0], worst[1].attack) == ((0, 1), "ipm")
 
 
+def test_of_attacks_that_break_a_rule_at_the_same_share_the_worst_there_counts() -> None:
+    some = [result("fedavg", "none", 0, 0.04)]
+    some += [
+        result("fedavg", attack, many, error)
+        for attack, errors in (("trim", (0.5, 0.6)), ("ipm", (0.3, 0.9)))
+        for many, error in zip((1, 2), errors, strict=True)
+    ]
+    worst = board_of(*some).rows[0].worst(0.05)
+    assert worst
+    assert (worst[0], worst[1].attack) == ((0, 1), "trim")
+
+
 def test_an_attack_that_was_tested_little_hides_none_that_harms() -> None:
     some = [result("fedavg", "none", 0, 0.04), result("fedavg", "alie", 1, 0.05)]
     some += [result("fedavg", "trim", many, error) for many, error in ((1, 0.05), (2, 0.05), (3, 0.9))]
@@ -331,7 +350,7 @@ def test_a_report_runs_no_file_that_a_run_names(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(("name", "parameters"), [("\ud800", ()), ("mine", (("a b", "1"),)), ("\x7f", ()), ("😀", ())])
 def test_a_name_that_toml_cannot_hold_stops_no_report(name: str, parameters: tuple[tuple[str, str], ...]) -> None:
-    run = dataclasses.replace(Experiment.on("mnist-5k", "fedavg", "trim"), rule=Absent(RULES, name, parameters))
+    run = dataclasses.replace(Experiment.on("mnist-5k", "fedavg", "trim"), rule=cast(Rule, Absent(RULES, name, parameters)))
     for one in (run, dataclasses.replace(run, dataset="my.py:build")):
         assert "fltrust run" in run_command(one) or run_command(one).startswith("# a plug-in made this run")
 
@@ -387,7 +406,7 @@ evaluate_every = 2
 
 def fltrust(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200"}
+        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=MOST_SECONDS, env={**os.environ, "COLUMNS": "200"}
     )
 
 

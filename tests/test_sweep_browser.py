@@ -4,16 +4,19 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from browser import CHROMIUM, Browser
 from made_up import made_up
 
+from fltrust.attacks import Attack
 from fltrust.experiment import Experiment
 from fltrust.registry import ATTACKS, RULES, Absent
 from fltrust.report.page import runs_page
 from fltrust.report.reading import Found, Problem
 from fltrust.report.survival import boards
+from fltrust.rules import Rule
 from fltrust.store.results import Result, Results
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -50,7 +53,8 @@ def page(some: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Beside these a rule with a hostile name, another data set, an unfinished run and two that could not be read."""
     run = Experiment.on("mnist-5k", "fedavg", "trim", malicious=4)
     strange = [
-        made_up(dataclasses.replace(run, rule=Absent(RULES, HOSTILE, ()), malicious=many), error=0.2, hardware=HOSTILE) for many in (0, 4)
+        made_up(dataclasses.replace(run, rule=cast(Rule, Absent(RULES, HOSTILE, ())), malicious=many), error=0.2, hardware=HOSTILE)
+        for many in (0, 4)
     ]
     other = [made_up(Experiment.on("har", "fedavg", "trim", malicious=many), error=0.1) for many in (0, 6)]
     whole = made_up(run, seed=9)
@@ -160,7 +164,7 @@ def test_attacks_with_the_names_of_other_columns_sort_by_their_own_numbers(brows
     errors = {("fedavg", "worst"): 0.3, ("fedavg", "clean"): 0.1, ("krum", "worst"): 0.2, ("krum", "clean"): 0.4}
     found = [made_up(Experiment.on("mnist-5k", rule, "none", malicious=0), error=0.05) for rule in ("fedavg", "krum")]
     for (rule, attack), error in errors.items():
-        named = dataclasses.replace(Experiment.on("mnist-5k", rule, "trim", malicious=4), attack=Absent(ATTACKS, attack, ()))
+        named = dataclasses.replace(Experiment.on("mnist-5k", rule, "trim", malicious=4), attack=cast(Attack, Absent(ATTACKS, attack, ())))
         found.append(made_up(named, error=error))
     browser.open(write(Found(Results(found)), tmp_path / "index.html"))
     say(browser, "Show", "error 4")

@@ -160,8 +160,11 @@ class _Judge:
         """Whether others cannot have made the node look so.
 
         Nodes that agree with each other narrow the spread, and most of the nodes together set what is usual. So a direction is hostile only
-        if its cosine is less than half of the usual one and, where the server has an update of its own, worse than usual there too.
+        if its cosine is less than half of the usual one and, where the server has an update of its own, worse than usual there too. And
+        half of the nodes may send the same because they hold the same data.
         """
+        if name == "alike":
+            return 2 * len(self.alike.get(place, [])) < len(self.names)
         if name not in ("root", "peers"):
             return True
         own, others = self._usual("cosine" if name == "root" else "peers", signal, place)

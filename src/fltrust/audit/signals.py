@@ -23,6 +23,7 @@ HOSTILE, SUSPICIOUS = 5.0, 3.5  # what the rounds must add up to
 COSINE, PEERS = 0.05, 0.08  # the least spread of cosines with the server's update, and with the other nodes', which honest nodes differ in
 LENGTH = 3.0  # times the usual norm: with less nothing is counted
 NEARER, ALIKE = 5.0, 0.9  # look-alikes: so many times nearer to another node than nodes usually are, and of at least this cosine
+COPY = 1 - 1e-6  # of this cosine two updates are the same: so near are honest ones only if their data are the same
 ALONG = 0.15  # if the better quarter of the nodes has this cosine with the server's update, a negative one means something
 FEWEST = 4  # nodes that must have replied before they are compared
 
@@ -52,9 +53,21 @@ def signals(table: History, root_norm: Array) -> dict[str, Signal]:
             "long": _spreads(norm, np.log(LENGTH) / USUAL),
             "alike": np.where(numbers["closest"] >= ALIKE, -_spreads(distance, np.log(NEARER) / USUAL), distance * 0),
         }
+        apart["alike"] = np.where(_copies(numbers["closest"]), 2 * USUAL, apart["alike"])
         nearer_to_the_server = np.abs(norm - np.log(root_norm)[:, None]) < np.abs(_middle(norm) - np.log(root_norm)[:, None])
         apart["long"][nearer_to_the_server] = 0  # most nodes may be hostile, and the honest ones the odd ones out
     return {name: Signal(values, values > USUAL, *_added_up(values)) for name, values in apart.items()}
+
+
+def _copies(closest: Array) -> NDArray[np.bool_]:
+    """(T, N) who sent what another node sent too: half of the nodes or more set the median, so that copies of theirs do not stand apart.
+
+    If all of them sent the same, nobody stands apart.
+    """
+    there, same = np.isfinite(closest), closest >= COPY
+    compared = (there.sum(1) >= FEWEST) & (there & ~same).any(1)
+    copies: NDArray[np.bool_] = same & compared[:, None]
+    return copies
 
 
 def _median(values: Array) -> Array:

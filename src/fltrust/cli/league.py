@@ -8,12 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fltrust.cli.changed import own_data, refuse_changed
 from fltrust.cli.many import How, numbers, seconds, table_writer, work_through
 from fltrust.league import ROWS, cells, chosen, plan
 from fltrust.league.table import BOARDS
 from fltrust.registry import DATASETS
 from fltrust.report.league_text import FORMATS, error_and_success, worst_of
 from fltrust.report.standings import Standing, Standings, standings
+from fltrust.report.words import plural
 from fltrust.report.words import seeds as seeds_of
 from fltrust.store.results import Result, Results, first_seed
 
@@ -35,8 +37,11 @@ def league(
     boards = chosen(only_datasets, only_rules, only_attacks)
     runs = plan(boards, seeds=seeds, precision=how.arithmetic, rounds=rounds)
     done = how.done()
+    tables = [standings(board, done, rounds) for board in boards]
+    stored = [result for table in tables for result in table.results]
+    refuse_changed(stored, own_data([board.dataset for board in boards], stored, how.data_dir), how.out)
     if write:
-        print(write([standings(board, done, rounds) for board in boards]), end="")
+        print(write(tables), end="")
         return
     places = {cell.run.key: cell for board in boards for cell in cells(board, rounds) if cell.run}
 
@@ -46,7 +51,9 @@ def league(
         return f"league: {said}: {numbers(result.error, result.final_success)}{seconds(result)}"
 
     parts = {
-        (board.dataset, f"{len(board.rows)} rules x {len(board.columns)} attacks"): [run for run in runs if run.dataset == board.dataset]
+        (board.dataset, f"{plural(len(board.rows), 'rule')} x {plural(len(board.columns), 'attack')}"): [
+            run for run in runs if run.dataset == board.dataset
+        ]
         for board in boards
     }
     screen = Console()

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fltrust.cli.changed import refuse_changed
 from fltrust.cli.many import How, numbers, seconds, work_through
 from fltrust.cli.stopping import Stopped
 from fltrust.cli.sweep import refuse_others, say, say_left_out, write_plan
@@ -22,7 +23,21 @@ from fltrust.experiment import Experiment
 from fltrust.options import OPTIONS
 from fltrust.redteam import noticed
 from fltrust.redteam.facts import Facts, facts_of
-from fltrust.redteam.plan import CONTROL, DEMO, DEMO_SEEDS, SHARES, TRIED, Change, Question, Stage, changes, clean_run, question_of, stages
+from fltrust.redteam.plan import (
+    CONTROL,
+    DEMO,
+    DEMO_SEEDS,
+    SHARES,
+    TRIED,
+    Change,
+    Question,
+    Raised,
+    Stage,
+    changes,
+    clean_run,
+    question_of,
+    stages,
+)
 from fltrust.registry import DATASETS
 from fltrust.report.reading import Problem, results_in, same_question
 from fltrust.report.redteam import Answer, answer, content
@@ -33,7 +48,6 @@ from fltrust.report.words import name_of, plural
 from fltrust.store.files import replace
 from fltrust.store.results import Result, Results
 from fltrust.sweep import Plan
-from fltrust.tasks.build import plugins_of
 
 FILE, PAGE = "redteam.json", "index.html"
 FOLDER = Path("redteams")
@@ -58,17 +72,17 @@ def run_redteam(
     how = dataclasses.replace(how, out=out or Path(), reported=False)
     how.prepare(1 if seeds is None else seeds)
     asked = {"shares": shares, "points": points, "seeds": seeds, "try": tried}
-    command = _command(given, settings, asked, demo, how.plugins)
+    command = _command(given, settings, asked, demo, how)
     given = {**(DEMO if demo else {}), **given}
     if "dataset" not in given:
         raise InputError("name your task with --task, or a data set with --dataset; --demo needs neither")
     question = question_of(
         given,
         settings,
-        shares=shares or SHARES,
+        shares=SHARES if shares is None else shares,
         points=POINTS if points is None else points,
         seeds=seeds or (DEMO_SEEDS if demo else SEEDS),
-        tried=tried or TRIED,
+        tried=TRIED if tried is None else tried,
         precision=how.arithmetic,
     )
     if out is None:
@@ -79,7 +93,7 @@ def run_redteam(
         team.say_plan()
         return
     team.work()
-    if team.failed or team.dead():
+    if team.failed or team.dead() or any(isinstance(one, Raised) for one in team.left_out):
         raise typer.Exit(1)
 
 
@@ -88,7 +102,7 @@ def _key(question: Question) -> str:
     return hashlib.sha256(canonical(plain([repr(question.fields), *map(repr, question.rules)])).encode()).hexdigest()[:12]
 
 
-def _command(given: Mapping[str, str], settings: Sequence[str], asked: Mapping[str, Any], demo: bool, plugins: Sequence[Path]) -> str:
+def _command(given: Mapping[str, str], settings: Sequence[str], asked: Mapping[str, Any], demo: bool, how: How) -> str:
     """The options that a user gave, in one order."""
     words = ["fltrust", "redteam", *(["--demo"] if demo else [])]
     if (data := given.get("dataset")) is not None:
@@ -101,8 +115,15 @@ def _command(given: Mapping[str, str], settings: Sequence[str], asked: Mapping[s
         if value is not None
         for word in (f"--{name}", f"{value:g}" if name == "points" else str(value))
     ]
-    words += [word for plugin in plugins for word in ("--plugin", str(plugin))]
-    return shlex.join(words)
+    words += [word for plugin in how.plugins for word in ("--plugin", str(plugin))]
+    words += [] if how.precision is None else ["--precision", how.precision]
+    return shlex.join([*words, *_where(how)])
+
+
+def _where(how: How) -> list[str]:
+    """As far as a user said it."""
+    device = [] if how.device == "auto" else ["--device", how.device]
+    return device + ([] if how.data_dir is None else ["--data-dir", how.data_dir])
 
 
 class _Team:
@@ -135,24 +156,25 @@ class _Team:
             for place, stage in enumerate(self.stages[1:], 2):
                 self._do(place, Stage(stage.title, [run for run in stage.runs if run.key in alive]))
             self._try_changes()
-        except Stopped:
+        except Stopped as stop:
             self.write()
             say(self.screen, f"{self.how.out / PAGE}: what is known so far")
-            raise
+            raise Stopped(self._so_far(), stop.cause) from None
         found = self.write()
         self._show(found)
 
+    def _so_far(self) -> str:
+        """What is done of all that is planned: a stage alone would say little."""
+        there, planned = self._results(), self._runs()
+        done = sum(self.how.answered(run, there) for run in planned)
+        later = "" if self.changes else ", and the changes are still to be planned"
+        said = f"stopped: {done:,} of {plural(len(planned), 'run')} finished and saved in {self.how.out}{later}"
+        return f"{said}; the same command resumes"
+
     def _refuse_changed(self) -> None:
-        """Runs on data, or of a plug-in, that changed since would stand for the new ones: a run's key does not know what is in a file."""
         planned = {same_question(run) for run in self._runs()}
-        for one in self._results().all():
-            if same_question(one.run) not in planned:
-                continue
-            now = {**(self.facts.files if self.facts else {}), **plugins_of(one.run)}
-            then = one.about["files"]
-            for name in now.keys() & then.keys() if isinstance(then, Mapping) else ():
-                if now[name] != then[name]:
-                    raise InputError(f"{name} changed after runs in {self.how.out} had used it: choose another --out")
+        stored = [one for one in self._results().all() if same_question(one.run) in planned]
+        refuse_changed(stored, {clean_run(self.question).dataset: self.facts.files if self.facts else {}}, self.how.out)
 
     def _alive(self) -> list[Stage]:
         """The stages of the rules that have a result without attack: one that raises would only raise again."""
@@ -214,6 +236,7 @@ class _Team:
             there,
             command=self.command,
             plugins=self.how.plugins,
+            where=_where(self.how),
             facts=self.facts.to_dict() if self.facts else {},
             audits=lambda key: noticed.kept(key, self.how.out),
             problems=self._problems(there),

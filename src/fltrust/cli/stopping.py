@@ -17,7 +17,11 @@ class Stopped(Exception):  # noqa: N818
 
     def __init__(self, line: str, cause: BaseException) -> None:
         super().__init__(line)
-        self.code = 128 + (signal.SIGTERM if isinstance(cause, Terminated) else signal.SIGINT)
+        self.cause = cause
+
+    @property
+    def code(self) -> int:
+        return 128 + (signal.SIGTERM if isinstance(self.cause, Terminated) else signal.SIGINT)
 
 
 class Terminated(KeyboardInterrupt):

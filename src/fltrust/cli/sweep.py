@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fltrust.cli.changed import own_data, refuse_changed
 from fltrust.cli.many import How, numbers, seconds, text_format, work_through
 from fltrust.codec import canonical, plain, read_toml
 from fltrust.errors import InputError
@@ -66,6 +67,8 @@ def run_sweep(
     there = results_in(how.out)
     for problem in there.problems:
         say(screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
+    stored = there.results.all()
+    refuse_changed(stored, own_data([run.dataset for run in whole.runs], stored, how.data_dir), how.out)
     failed = work_through(
         screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line, begin=lambda: write_plan(whole, how.out)
     )

@@ -8,12 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fltrust.cli.changed import own_data, refuse_changed
 from fltrust.cli.many import How, numbers, seconds, table_writer, work_through
 from fltrust.league.worst_case import DATA, asked, plan
 from fltrust.registry import DATASETS, RULES
+from fltrust.report.words import plural
 from fltrust.report.words import seeds as seeds_of
 from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, worst_cases
-from fltrust.report.worst_case_text import FORMATS, UNSEARCHED, number
+from fltrust.report.worst_case_text import FORMATS, number
 from fltrust.store.results import Result
 
 
@@ -31,12 +33,15 @@ def worst_case(
     write = table_writer(how, rounds, format, FORMATS)
     questions = asked(only_datasets, only_rules, only_shares, rounds)
     done = how.done()
+    tables = worst_cases(questions, done)
+    stored = [result for table in tables for result in table.results]
+    refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out)
     if write:
-        print(write(worst_cases(questions, done)), end="")
+        print(write(tables), end="")
         return
     runs = plan(questions, seeds=seeds, precision=how.arithmetic)
     parts = {
-        (question.dataset, f"{len(question.rows)} rules x {len(question.shares)} shares"): [
+        (question.dataset, f"{plural(len(question.rows), 'rule')} x {plural(len(question.shares), 'share')}"): [
             run for run in runs if run.dataset == question.dataset
         ]
         for question in questions
@@ -70,7 +75,7 @@ def _show(screen: Console, table: WorstCases) -> None:
     screen.print(shown, highlight=False)
     refusals = {place.cell.row.label: place.cell.impossible for place in table.places if place.cell.impossible}
     said = [MEANING, *([f"{seeds_of(table.counts)}."] if table.counts else [])]
-    said += [UNSEARCHED] if any(place.worst and not place.searched for place in table.places) else []
+    said += table.remarks
     said += [f"Cannot run: {rule}: {why}." for rule, why in refusals.items()]
     for sentence in said:
         screen.print(sentence, style="dim", highlight=False, markup=False)

@@ -79,7 +79,7 @@ def root_of(
                     waiting = chance.permutation(len(examples))  # what is left of a pass is dropped, so that batches are whole
                 picked, waiting = torch.from_numpy(waiting[:batch]), waiting[batch:]
                 optimiser.zero_grad()
-                loss(module(examples[picked]), labels[picked]).backward()  # type: ignore[no-untyped-call]
+                loss(module(examples[picked]), labels[picked]).backward()
                 optimiser.step()
         trained = {name: after.cpu().numpy() for name, after in module.state_dict().items() if after.dtype != torch.bool}
         return {name: np.asarray(after - arrays[name]) for name, after in trained.items()}

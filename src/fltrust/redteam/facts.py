@@ -36,9 +36,13 @@ def facts_of(run: Experiment, data_dir: str | None) -> Facts:
     objective: Objective = built(OBJECTIVES, examples.objective, {})
     single = examples.train_labels.ndim == 1 and objective.classes != 0
     difference = _difference([examples.train_labels[own] for own in task.clients]) if single else None
-    files = {name: sha256 for name, sha256 in examples.files.items() if not name.endswith(".py")}  # what a task's code returns counts
-    guess = _guess_error(examples, objective)
-    return Facts(len(examples.train_labels), len(examples.test_labels), guess, difference, examples.root is not None, files)
+    sizes = len(examples.train_labels), len(examples.test_labels)
+    return Facts(*sizes, _guess_error(examples, objective), difference, examples.root is not None, data_files(examples))
+
+
+def data_files(examples: Examples) -> dict[str, str]:
+    """The files that make up these data, and their sha256; of a task's code, what it returns counts."""
+    return {name: sha256 for name, sha256 in examples.files.items() if not name.endswith(".py")}
 
 
 def _guess_error(examples: Examples, objective: Objective) -> float | None:

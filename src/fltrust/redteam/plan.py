@@ -1,10 +1,11 @@
 """What a red team runs, in stages: without attack, under known attacks, under the search, and then changes that might help."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from fltrust.attacks.searched import aims_on
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision, from_dict
 from fltrust.options import toml_value, with_value
@@ -13,7 +14,6 @@ from fltrust.sweep import Grid, LeftOut, Plan, grid_of, plan
 
 SHARES = "5,10,20,30,40,50"  # per cent
 ATTACKS = ("label-flip", "trim", "alie", "min-max", "scaling")
-SEARCHES = ({"name": "searched", "aim": "mean"}, {"name": "searched", "aim": "sign"})
 TRIED = "anchor,fltrust,nnm+geometric-median,centred-clipping,median"
 CONTROL = "fedavg"  # plain averaging: an attack that does not harm it shows nothing
 MORE_ROOT = (2, 5)  # times as many root examples
@@ -49,6 +49,10 @@ class Stage(NamedTuple):
     runs: list[Experiment]
 
 
+class Raised(LeftOut):
+    """Left out because the rule or the attack raised when it was tried."""
+
+
 class Change(NamedTuple):
     """Something that might help, and the runs that show whether it does."""
 
@@ -67,7 +71,9 @@ def question_of(
         raise InputError(f"--points must be a number above 0 and up to 100, not {points:g}")
     grid = grid_of({}, {**given, "seeds": str(seeds)}, settings)
     values = dict(grid.values)
-    rules, attacks = values.pop("rule", ("fltrust",)), values.pop("attack", ATTACKS)
+    if "rule" not in values:  # a red team takes long: nobody's rule is guessed
+        raise InputError("name the rule to attack, such as --rule fltrust; 'fltrust list rules' shows all")
+    rules, attacks = values.pop("rule"), tuple(attack for attack in values.pop("attack", ATTACKS) if attack != "none")
     for name, several in values.items():
         if len(several) > 1:
             raise InputError(f"{name} has {len(several)} values: a red team varies rule and attack alone; use 'fltrust sweep' for the rest")
@@ -129,20 +135,24 @@ def counts_of(shares: Iterable[float], num_clients: int) -> tuple[dict[int, floa
 def stages(question: Question) -> tuple[list[Stage], list[LeftOut]]:
     """The first three stages. Each run stands in the first stage that has it."""
     many = tuple(question.counts)
-    asked = (
-        ("without attack", ("none", *question.attacks), (0,)),
-        ("under known attacks", question.attacks, many),
-        ("under the search", SEARCHES, many),
+    asked: tuple[tuple[str, Callable[[Any], Sequence[Any]], tuple[int, ...]], ...] = (
+        ("without attack", lambda rule: ("none", *question.attacks), (0,)),
+        ("under known attacks", lambda rule: question.attacks, many),
+        ("under the search", lambda rule: _searches(question, rule), many),
     )
     seen: set[str] = set()
     made, left_out = [], list(question.left_out)
-    for title, attacks, malicious in asked:
-        whole = [_planned(question, question.fields, rule, attacks, malicious) for rule in question.rules]
+    for title, attacks_on, malicious in asked:
+        whole = [_planned(question, question.fields, rule, attacks_on(rule), malicious) for rule in question.rules]
         runs = [run for seed in question.seeds for one in whole for run in one.runs if run.seed == seed and run.key not in seen]
         seen |= {run.key for run in runs}
         made.append(Stage(title, runs))
         left_out += [one for part in whole for one in part.left_out]
     return made, list(dict.fromkeys(left_out))
+
+
+def _searches(question: Question, rule: Any) -> list[dict[str, str]]:
+    return [{"name": "searched", "aim": aim} for aim in aims_on(_clean(question.fields, rule, question.precision).rule)]
 
 
 def _planned(question: Question, fields: Mapping[str, Any], rule: Any, attacks: Sequence[Any], malicious: Sequence[int]) -> Plan:
@@ -158,9 +168,10 @@ def _planned(question: Question, fields: Mapping[str, Any], rule: Any, attacks: 
         except InputError as problem:
             part = Plan([], [LeftOut(f"attack {words(attack)}", str(problem))])
         except Exception as problem:  # a rule or an attack may be a user's own
-            part = Plan([], [LeftOut(f"attack {words(attack)}", f"it raised {type(problem).__name__}: {problem}")])
+            why = " ".join(f"it raised {type(problem).__name__}: {problem}".split())
+            part = Plan([], [Raised(f"attack {words(attack)}", why)])
         runs += part.runs
-        left_out += [LeftOut(f"rule {words(rule)}, attack {words(attack)}{_also(one.what)}", one.why) for one in part.left_out]
+        left_out += [one._replace(what=f"rule {words(rule)}, attack {words(attack)}{_also(one.what)}") for one in part.left_out]
     return Plan(list({run.key: run for run in runs}.values()), left_out)
 
 
@@ -188,7 +199,7 @@ def changes(
     `worst`: that attack as a run declares it. `broken`: whether it broke the rule; if not, plain averaging alone is run, to see whether
     anything could be harmed at all. `train_examples`: how many a larger root set can be drawn from.
     """
-    attacks = [worst, _with_parameters(question, SEARCHES[0])]  # if they are the same, so are their runs
+    attacks = [worst, _with_parameters(question, {"name": "searched", "aim": "mean"})]  # if they are the same, so are their runs
     fields = {name: value for name, value in question.fields.items() if not name.startswith("attack.")}
     usual = _clean(fields, question.rules[0], question.precision)
     asked: list[tuple[str, Any, dict[str, Any]]] = []
@@ -199,6 +210,7 @@ def changes(
     known = {RULES.name_of(usual.rule)} | {words(rule) for rule in question.rules}
     for rule in (*(question.tried if broken else ()), CONTROL):
         if words(rule) not in known:
+            known.add(words(rule))
             control = " (plain averaging, for comparison)" if rule == CONTROL else ""
             asked.append((f"{words(rule)} instead{control}", rule, {}))
     made, left_out = [], []

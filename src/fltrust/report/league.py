@@ -20,7 +20,7 @@ STEPS = (0.01, 0.03, 0.1, 0.2, 0.4)  # where the colour changes: harm above that
 
 def league_section(embedded: Embedded, tables: Sequence[Standings]) -> Element:
     opened = _Opened(embedded)
-    shown = [(table.label, f" {len(table.counts)}/{table.possible}", "cells that ran", _board(opened, table)) for table in tables]
+    shown = [(table.label, f" {len(table.counts)} of {table.possible} run", _board(opened, table)) for table in tables]
     return tag(
         "section",
         tag("h2", "League table: every rule against every attack"),
@@ -132,7 +132,7 @@ def _cost(table: Standings) -> str:
 
 def _incomplete(table: Standings) -> str:
     rows = sum(not row.whole for row in table.rows)
-    return f"{plural(rows, 'rule')} lacks some attacks: ≥ marks the worst number so far." if rows else ""
+    return f"{plural(rows, 'rule')} {'lacks' if rows == 1 else 'lack'} some attacks: ≥ marks the worst number so far." if rows else ""
 
 
 def _attack_head(one: _Shown) -> Element:

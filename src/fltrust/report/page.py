@@ -25,7 +25,7 @@ from fltrust.report.sections import arithmetic_section, exhibit_section, pairs_o
 from fltrust.report.standings import Standings
 from fltrust.report.survival import Board
 from fltrust.report.sweep import facts, headline, leftovers_section, numbers_section, survival_section
-from fltrust.report.words import MARKS, arithmetic, by_hardware, duration, name_of, plural
+from fltrust.report.words import MARKS, duration, made, name_of, plural
 from fltrust.report.worst_case import WorstCases
 from fltrust.report.worst_case_page import worst_case_section
 from fltrust.store.results import Curves, Result, Results, first_seed
@@ -201,7 +201,7 @@ def _facts(judged: dict[Exhibit, list[Judged]], results: Results) -> Element:
             class_="facts",
         ),
         _finding(judged),
-        tag("p", f"Hardware: {by_hardware(everything)}. Arithmetic: {arithmetic(everything)}.", class_="note"),
+        tag("p", made(everything), class_="note"),
     )
 
 
@@ -255,6 +255,7 @@ def _legend() -> Element:
         tag(
             "p",
             "Our test error: mean and standard deviation over n seeds. Below it the paper's, and the difference. One seed has no spread. "
+            "HAR's test examples are the same for all seeds, so its spread leaves out the chance of that draw. "
             "Under the Scaling attack a second pair is the share of triggered examples on which the backdoor works.",
         ),
         tag(

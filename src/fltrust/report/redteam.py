@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fltrust.attacks import Searched
 from fltrust.experiment import Experiment
-from fltrust.redteam.plan import Change, Question, clean_run, words
-from fltrust.registry import ATTACKS, RULES, plugin_files
+from fltrust.redteam.plan import CONTROL, Change, Question, clean_run, words
+from fltrust.registry import ATTACKS, MODELS, RULES, plugin_files
 from fltrust.report.agreement import Number
 from fltrust.report.reading import Problem, same_question
 from fltrust.report.repeat import run_command
@@ -33,6 +34,7 @@ class Worst:
     clean: Point
     cost: float  # above the error, or backdoor success, of the rule in question without attack
     attacks: int  # that were tried
+    searched: Mapping[Any, float]  # the same cost under each search
     complete: bool = True  # whether it met all that it was to meet
 
 
@@ -71,6 +73,7 @@ class Answer:
     question: Question
     command: str  # that asked
     plugins: tuple[Path, ...]
+    where: tuple[str, ...]  # options that every run needs to be repeated, such as --data-dir
     facts: Mapping[str, Any]  # of the data, see `redteam.facts`
     results: Results  # of the runs that were planned
     board: Board | None  # the rules under all attacks; None before the first result
@@ -141,7 +144,9 @@ class Answer:
             return None
         costs = [self._cost(line, point) for line, point in lines]
         line, point = lines[costs.index(max(costs))]
-        return Worst(what, line.attack, point, row.clean, max(costs), len(lines))
+        attacks = [point.results[0].run.attack for _, point in lines]
+        searched = {attack: cost for attack, cost in zip(attacks, costs, strict=True) if isinstance(attack, Searched)}
+        return Worst(what, line.attack, point, row.clean, max(costs), len(lines), searched)
 
     def _cost(self, line: Line, point: Point) -> float:
         """Against the rule in question without attack, so that a change that learns worse does not look better."""
@@ -163,12 +168,23 @@ class Answer:
     @property
     def best(self) -> Worst | None:
         """The change that helped most; None if none helped clearly, by more than a point and more than the spread."""
-        compared = [one for one in self.compared() if one.complete]
-        own = next((one for one in compared if one.what == self._own), None)
+        own = self.as_it_is
         if own is None:
             return None
-        noise = max(CLEARLY, _spread(own.point), _spread(compared[0].point))
-        return compared[0] if own.cost - compared[0].cost > noise else None
+        least = next(one for one in self.compared() if not self.passed_over(one))  # at the latest the rule itself
+        noise = max(CLEARLY, _spread(own.point), _spread(least.point))
+        return least if own.cost - least.cost > noise else None
+
+    def passed_over(self, one: Worst) -> str:
+        """Why a change is no advice, whatever it costs here; empty if it may be one."""
+        own = self.as_it_is
+        if RULES.name_of(one.point.results[0].run.rule) == CONTROL != RULES.name_of(clean_run(self.question).rule):
+            return "plain averaging is no defence"
+        if not one.complete:
+            return "it has not met all attacks"
+        if own and any(cost > own.searched.get(attack, cost) + CLEARLY for attack, cost in one.searched.items()):
+            return "the search harms it more than your rule"
+        return ""
 
     def looked(self) -> list[Looked]:
         """What the audit showed of the rule in question, by attack and number of malicious clients."""
@@ -187,11 +203,14 @@ class Answer:
         return next((one for one in self.looked() if (one.attack, one.malicious) == (self.survival[1].attack, self.shown)), None)
 
     def repeat(self, run: Experiment) -> str:
-        """The command that repeats a run, with the plug-ins that it needs."""
+        """The command that repeats a run, with the plug-ins that it needs and where it was run."""
         command = run_command(run)
-        needed = plugin_files(type(run.attack), *map(type, RULES.layers(run.rule)))
+        if not command.rpartition("\n")[2].startswith("fltrust run"):
+            return command  # it says why there is none
+        parts = (*RULES.layers(run.rule), run.attack, run.split, run.server)
+        needed = plugin_files(MODELS.entry(run.model).kind, *map(type, parts))
         named = [word for plugin in self.plugins if plugin.name in needed for word in ("--plugin", str(plugin))]
-        return f"{command} {shlex.join(named)}" if named else command
+        return " ".join([command, *map(shlex.quote, (*named, *self.where))])
 
 
 def answer(
@@ -202,6 +221,7 @@ def answer(
     *,
     command: str,
     plugins: Sequence[Path],
+    where: Sequence[str],
     facts: Mapping[str, Any],
     audits: Callable[[str], Seen | None],
     problems: Sequence[Problem],
@@ -215,6 +235,7 @@ def answer(
         question,
         command,
         tuple(plugins),
+        tuple(where),
         facts,
         planned,
         board,

@@ -11,7 +11,7 @@ from fltrust.report.markup import tag
 from fltrust.report.page import html_page
 from fltrust.report.redteam import Answer, Looked, Worst
 from fltrust.report.redteam_checklist import Check
-from fltrust.report.redteam_text import helped, points, seeds_of, setting, summary, title, warnings
+from fltrust.report.redteam_text import cheaper, helped, points, seeds_of, setting, summary, title, warnings
 from fltrust.report.survival import Line, Point
 from fltrust.report.sweep import leftovers_section, numbers_section, says, survival_section
 from fltrust.report.tables import mean_and_spread
@@ -295,6 +295,7 @@ def _changes_section(embedded: Embedded, answer: Answer) -> Element:
                 class_="finding",
             )
         )
+    section.extend(tag("p", sentence, class_="claim") for sentence in cheaper(answer))
     head = [
         tag("th", "change", scope="col", class_="left"),
         *(tag("th", words, scope="col") for words in ("costs", "error under attack", "backdoor", "without attack")),

@@ -70,8 +70,15 @@ def summary(answer: Answer) -> list[str]:
     if (best := answer.best) is not None and (own := answer.as_it_is) is not None:
         said.append(f"What helped most: {best.what}. {helped(answer, best, own)}")
     elif len(answer.compared()) > 1:
-        said.append(f"None of the {len(answer.compared()) - 1} changes that were tried helped clearly.")
-    return said
+        said.append("None of the changes that were tried helped clearly.")
+    return said + cheaper(answer)
+
+
+def cheaper(answer: Answer) -> list[str]:
+    """The changes that cost less than the one that is named, or than the rule, and why they are not named."""
+    limit = answer.best or answer.as_it_is
+    found = [(one, why) for one in answer.compared() if limit and one.cost < limit.cost and (why := answer.passed_over(one))]
+    return [f"Not advised: {one.what}. It costs {points(one.cost)} there, but {why}." for one, why in found]
 
 
 def helped(answer: Answer, best: Worst, own: Worst) -> str:

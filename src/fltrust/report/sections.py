@@ -65,18 +65,17 @@ def _pages(place: str, pages: Sequence[Grid], contents: Sequence[Element]) -> El
     shown = []
     for page, content in zip(pages, contents, strict=True):
         count = tally(page.cells)
-        agree = f" {count.agree}/{count.compared}" if count.compared else ""
-        shown.append((page.page, agree, "cells that agree, of those compared", content))
+        shown.append((page.page, f" {count.agree} of {count.compared} agree" if count.compared else "", content))
     return tabs(place, shown)
 
 
-def tabs(place: str, pages: Sequence[tuple[str, str, str, Element]]) -> Element:
-    """One page at a time, each with its name, a small number and what that counts."""
+def tabs(place: str, pages: Sequence[tuple[str, str, Element]]) -> Element:
+    """One page at a time, each with its name and how much of it there is, in small letters."""
     if len(pages) == 1:
         return pages[0][-1]
     buttons, parts = [], []
-    for i, (page, small, title, content) in enumerate(pages):
-        count = tag("small", small, title=title) if small else None
+    for i, (page, small, content) in enumerate(pages):
+        count = tag("small", small) if small else None
         buttons.append(tag("button", page, count, type="button", role="tab", id=f"{place}-tab-{i}", aria_controls=f"{place}-{i}"))
         parts.append(tag("div", tag("h3", page), content, role="tabpanel", id=f"{place}-{i}", aria_labelledby=f"{place}-tab-{i}"))
     return tag("div", tag("div", *buttons, role="tablist", class_="tabs"), *parts, class_="tabbed")

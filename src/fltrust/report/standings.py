@@ -112,8 +112,12 @@ class Standings:
         return sum(not place.cell.impossible for row in self.rows for place in row.places)
 
     @property
+    def places(self) -> list[Place]:
+        return [place for row in self.rows for place in row.places]
+
+    @property
     def results(self) -> list[Result]:
-        return [result for row in self.rows for place in row.places for result in place.results]
+        return [result for place in self.places for result in place.results]
 
 
 def standings(board: Board, found: Results, rounds: int | None = None) -> Standings:

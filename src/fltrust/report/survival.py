@@ -84,10 +84,10 @@ class Row:
     lines: tuple[Line, ...]
 
     def worst(self, threshold: float) -> tuple[Survival, Line] | None:
-        """The attack that it survives least; of several, the one that does most harm. One that harms it is worse than one that was only
-        tested with few malicious clients."""
+        """The attack that it survives least; of several, the one that does most harm where the rule breaks. One that harms it is worse than
+        one that was only tested with few malicious clients."""
         found = [(survival, line) for line in self.lines if (survival := line.survival(threshold))]
-        return min(found, key=lambda one: (one[0].breaks is None, one[0].most, -_most_harm(one[1])), default=None)
+        return min(found, key=lambda one: (one[0].breaks is None, one[0].most, -_most_harm(one[1], one[0].breaks)), default=None)
 
     @property
     def clean(self) -> Point | None:
@@ -120,8 +120,9 @@ class Board:
         return sorted({point.malicious for line in self.lines for point in line.points})
 
 
-def _most_harm(line: Line) -> float:
-    return max((line.harm(point) or 0.0 for point in line.points), default=0.0)
+def _most_harm(line: Line, malicious: int | None = None) -> float:
+    """At one number of malicious clients, or at any."""
+    return max((line.harm(point) or 0.0 for point in line.points if malicious in (None, point.malicious)), default=0.0)
 
 
 def boards(found: Results, threshold: float = THRESHOLD) -> list[Board]:

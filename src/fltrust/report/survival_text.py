@@ -1,14 +1,13 @@
 """What each rule survives, as text: CSV for a program, Markdown for a README, LaTeX for a paper."""
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fltrust.report import formats
 from fltrust.report.survival import Board, Line, Survival
 from fltrust.report.sweep import definition
 from fltrust.report.tables import Written, as_latex, as_markdown, mean_and_spread
-from fltrust.report.words import arithmetic, by_hardware, seeds
+from fltrust.report.words import made, seeds
 
 
 def words(survival: Survival | None, line: Line | None) -> str:
@@ -42,8 +41,7 @@ def _written(board: Board, threshold: float) -> Written:
 def _caption(board: Board, threshold: float) -> str:
     counts = [len(point.results) for line in board.lines for point in line.points]
     tested = ", ".join(map(str, board.tested))
-    made = f"Hardware: {by_hardware(board.results)}. Arithmetic: {arithmetic(board.results)}."
-    return f"{definition(threshold)} ≥: no number that was tested harms the rule. Tested: {tested}. {seeds(counts)}. {made}"
+    return f"{definition(threshold)} ≥: no number that was tested harms the rule. Tested: {tested}. {seeds(counts)}. {made(board.results)}"
 
 
 def markdown(boards: Sequence[Board], threshold: float) -> str:
@@ -80,30 +78,14 @@ def numbers(boards: Sequence[Board]) -> str:
 
 def _lines(boards: Sequence[Board], head: Sequence[str], rows: Callable[[Board, Line], Iterable[Sequence[Any]]]) -> str:
     """Each line of the CSV file says first whose numbers follow."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["dataset", "settings", "rule", "attack", "clients", *head])
-    for board in boards:
-        for line in board.lines:
-            place = [board.dataset, board.settings, line.rule, line.attack, board.num_clients]
-            writer.writerows([_safe(value) for value in (*place, *row)] for row in rows(board, line))
-    return text.getvalue()
 
+    def lines() -> Iterable[list[Any]]:
+        for board in boards:
+            for line in board.lines:
+                place = [board.dataset, board.settings, line.rule, line.attack, board.num_clients]
+                yield from ([*place, *row] for row in rows(board, line))
 
-def _safe(value: Any) -> Any:
-    """Text in one line: a carriage return would begin another row. A spreadsheet takes text that begins like this for a formula."""
-    if not isinstance(value, str):
-        return value
-    text = " ".join(value.split())
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return formats.comma_separated(["dataset", "settings", "rule", "attack", "clients", *head], lines())
 
 
 FORMATS: dict[str, Callable[[Sequence[Board], float], str]] = {"csv": comma_separated, "latex": latex, "markdown": markdown}

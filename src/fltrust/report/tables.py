@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fltrust.paper import Exhibit
 from fltrust.report.agreement import Judged, Number
 from fltrust.report.layout import Grid, better_listed, grids
-from fltrust.report.words import arithmetic, by_hardware, printed, seeds, with_unit
+from fltrust.report.words import made, printed, seeds, with_unit
 from fltrust.store.results import Result
 
 
@@ -74,7 +74,7 @@ def _caption(page: Grid, counts: Sequence[int], of: str = "Test") -> str:
     spread = ", mean ± standard deviation over seeds" if max(counts) > 1 else ""
     backdoor = "; after the slash the success of the backdoor" if of == "Test" and any(one.success for one in page.cells) else ""
     paper = "; in brackets the paper's number" if any(one.cell.paper for one in page.cells) else ""
-    return f"{of} error{spread}{backdoor}{paper}. {seeds(counts)}. Hardware: {by_hardware(results)}. Arithmetic: {arithmetic(results)}."
+    return f"{of} error{spread}{backdoor}{paper}. {seeds(counts)}. {made(results)}"
 
 
 def _cell(one: Judged, alike: bool) -> str:

@@ -1,7 +1,7 @@
 """Numbers and lists of things in words, the same on the page, in the tables and on the screen."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fltrust.experiment import Experiment
 from fltrust.paper import Cell, Exhibit
@@ -35,6 +35,11 @@ def by_hardware(results: Iterable[Result]) -> str:
 
 def arithmetic(results: Iterable[Result]) -> str:
     return _counted(one.run.precision for one in results)
+
+
+def made(results: Sequence[Result]) -> str:
+    """Where numbers come from."""
+    return f"Hardware: {by_hardware(results)}. Arithmetic: {arithmetic(results)}."
 
 
 def _counted(names: Iterable[str]) -> str:

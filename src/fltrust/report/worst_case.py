@@ -1,7 +1,8 @@
 """The worst-case table with its numbers: at each share of malicious clients, the attack that does most harm to each rule.
 
-A cell counts every stored attack on its experiment: the search with its aims, the league's attacks, one's own. More attacks can only raise
-its number, so each number is a lower bound of the worst case.
+A cell counts every stored attack on its experiment: the search with its aims, the league's attacks, one's own. Its number is the highest
+mean over seeds. A mean of few seeds may be high by chance: where another attack has these seeds and more, and does as much harm in them,
+that one goes before.
 """
 
 import dataclasses
@@ -20,8 +21,12 @@ from fltrust.store.results import Result, Results, first_seed
 
 MEANING = (
     "Worst case: the highest test error under any attack that was run on the rule at this share of malicious clients. One of them is a "
-    "search that tries many updates on the rule itself in every round. It is a lower bound: a better attack can only raise it."
+    "search that tries many updates on the rule itself in every round. It is a lower bound: a better attack can only raise it. A backdoor "
+    "that works hardly raises the test error: the league table shows how often each one works."
 )
+ORDER = "Sorted by the error at {share} %; rules on which the search has not run there come last, however low their numbers are."
+UNEQUAL = "Some numbers are means of fewer runs than others, and less certain."
+UNSEARCHED = "≥: the search has not run with every aim here."
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,18 @@ class Attacked:
     @property
     def error(self) -> Number:
         return Number(tuple(one.error for one in self.results), None, 0.0)
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        return {one.run.seed: one.error for one in self.results}
+
+    def has_fewer_seeds(self, other: "Attacked") -> bool:
+        """Whether the other one has all its seeds and more."""
+        return self.by_seed.keys() < other.by_seed.keys()
+
+    def yields_to(self, other: "Attacked") -> bool:
+        """Whether the other one has more seeds, and does as much harm in those that both have."""
+        return self.has_fewer_seeds(other) and sum(other.by_seed[seed] for seed in self.by_seed) >= sum(self.by_seed.values())
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,14 @@ class WorstCases:
         return [len(place.worst.results) for place in self.places if place.worst]
 
     @property
+    def remarks(self) -> list[str]:
+        """What a reader must know of the order of these rules and of their numbers."""
+        decisive = [_decisive(row) for row in self.rows]
+        said = [ORDER.format(share=decisive[0].cell.share)] if len({place.searched for place in decisive}) > 1 else []
+        said += [UNEQUAL] if len(set(self.counts)) > 1 else []
+        return said + ([UNSEARCHED] if any(place.worst and not place.searched for place in self.places) else [])
+
+    @property
     def results(self) -> list[Result]:
         """The runs that were compared."""
         return [result for place in self.places for one in place.attacked for result in one.results]
@@ -173,10 +198,14 @@ def _place(cell: Cell, found: Results, attacks: dict[str, dict[str, Experiment]]
     own = {run.key: run for run in cell.runs}
     runs = own if cell.share == 0 else own | attacks.get(_unattacked(cell.runs[0]), {})  # of equal ones the search stays first
     attacked = [Attacked(run.attack, tuple(results)) for run in runs.values() if (results := found.seeds(run))]
-    attacked.sort(key=lambda one: -one.error.mean)
-    return Place(cell, tuple(attacked), searched=all(found.seeds(run) for run in cell.runs))
+    worst_first = sorted(attacked, key=lambda one: (any(map(one.yields_to, attacked)), -one.error.mean))
+    return Place(cell, tuple(worst_first), searched=all(found.seeds(run) for run in cell.runs))
+
+
+def _decisive(row: Standing) -> Place:
+    return next((place for place in row.places if place.cell.share == DECIDES), row.places[-1])
 
 
 def _order(row: Standing) -> tuple[bool, float]:
-    decisive = next((place for place in row.places if place.cell.share == DECIDES), row.places[-1])
+    decisive = _decisive(row)
     return not decisive.searched, decisive.worst.error.mean if decisive.worst else 2.0

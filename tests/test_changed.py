@@ -1,0 +1,140 @@
+"""Stored runs whose data or plug-in changed since: every command that would take them for new ones says so in one line."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up import made_up
+from typer.testing import CliRunner
+
+from fltrust import datasets
+from fltrust.cli import app
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.league.worst_case import asked
+from fltrust.paper.exhibit import declared
+from fltrust.registry import ATTACKS, DATASETS, RULES, load_plugin
+from fltrust.store import results
+from fltrust.tasks.build import plugins_of
+
+PLUGIN = """
+from dataclasses import dataclass
+from fltrust import ATTACKS, RULES, FedAvg, SignFlip
+from fltrust.datasets import Profile
+from fltrust.registry import DATASETS
+
+@RULES.register("my-rule")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    "The mean."
+
+@ATTACKS.register("my-attack")
+@dataclass(frozen=True)
+class Flip(SignFlip):
+    "The opposite."
+
+def load(data_dir):
+    raise AssertionError("nobody needs these data")
+
+DATASETS.register("my-data")(Profile({}, "mine", load=load))
+"""
+SETTINGS = 'model = "logistic"\nnum_clients = 6\nmalicious = 1\nrounds = 4\nbatch_size = 4\nglobal_lr = 0.05\nroot_size = 6\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plug-in, loaded, and arrays of one's own, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for registry in (RULES, ATTACKS, DATASETS):
+        list(registry)
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    Path("mine.py").write_text(PLUGIN)
+    load_plugin(Path("mine.py"))
+    Path("points").mkdir()
+    Path("points/task.toml").write_text(SETTINGS)
+    for part, count in (("train", 60), ("test", 12)):
+        np.save(f"points/{part}_targets.npy", np.arange(count) % 3)
+        np.save(f"points/{part}_inputs.npy", np.ones((count, 2), np.float32))
+    return tmp_path
+
+
+def store(run: Experiment, files: Mapping[str, str]) -> str:
+    """A finished run in the folder out, as a sweep would leave it; returns its file."""
+    path = results.write(made_up(run, files=dict(files)), Path("out"))
+    Path("out/sweep.json").write_text('{"planned": {}, "left_out": {}}')
+    return str(path)
+
+
+def fltrust(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words, "--device", "cpu", "--out", "out"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def change(path: str) -> None:
+    with Path(path).open("a") as file:
+        file.write("# another one\n")
+
+
+def sha256(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def said(name: str, path: str) -> str:
+    return f"^{re.escape(name)} changed after 1 run in out had used it: choose another --out, or delete them, such as {re.escape(path)}$"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["league", "--attack", "trim", "--format", "csv"],
+        ["worst-case", "--share", "20", "--format", "csv"],
+        ["league", "--attack", "trim", "--dry-run"],
+        ["worst-case", "--share", "20", "--dry-run"],
+        ["sweep", "--attack", "trim", "--dry-run"],
+    ],
+    ids=" ".join,
+)
+def test_a_plug_in_that_changed_is_named(folder: Path, command: list[str]) -> None:
+    words = [*command, "--dataset", "har", "--plugin", "mine.py", "--rule"]
+    path = store(declared("har", "my-rule", "trim"), {"mine.py": sha256("mine.py")})
+    fltrust(*words, "my-rule")
+    change("mine.py")
+    with pytest.raises(InputError, match=said("mine.py", path)):
+        fltrust(*words, "my-rule")
+    if command[0] != "sweep":  # a sweep's report shows all that its folder holds
+        fltrust(*words, "median")
+
+
+def test_an_attack_that_changed_is_no_longer_the_worst_case(folder: Path) -> None:
+    """The search is what is run; every stored attack counts."""
+    (question,) = asked(["har"], ["median"], [20])
+    path = store(declared("har", "median", "my-attack", malicious=question.cells[0].runs[0].malicious), {"mine.py": "0" * 64})
+    with pytest.raises(InputError, match=said("mine.py", path)):
+        fltrust("worst-case", "--dataset", "har", "--rule", "median", "--share", "20", "--format", "csv")
+
+
+def test_data_that_changed_are_named(folder: Path) -> None:
+    words = ["sweep", "--task", "points", "--rule", "median", "--attack", "trim", "--dry-run"]
+    path = store(Experiment.on("points", "median", "trim"), datasets.examples_of("points").files)
+    fltrust(*words)
+    np.save("points/test_targets.npy", np.zeros(12, np.int64))
+    with pytest.raises(InputError, match=said("test_targets.npy", path)):
+        fltrust(*words)
+
+
+def test_a_stored_run_never_makes_a_sweep_load_what_it_names_as_its_data(folder: Path) -> None:
+    store(Experiment.on("points", "median", "trim"), {"task.toml": "0" * 64})
+    for file in Path("points").iterdir():
+        file.unlink()
+    fltrust("sweep", "--dataset", "mnist-5k", "--rule", "median", "--attack", "trim", "--dry-run")
+
+
+def test_a_run_on_a_plug_ins_data_depends_on_its_file(folder: Path) -> None:
+    usual = Experiment.on("har", "median", "trim")
+    assert plugins_of(usual) == {}
+    assert plugins_of(dataclasses.replace(usual, dataset="my-data")) == {"mine.py": sha256("mine.py")}
