@@ -31,11 +31,12 @@ $(READY_TO_WRITE): $(READY)
 docs: $(READY_TO_WRITE)
 	$(BIN)/python -m sphinx -b html -W --keep-going -j 2 -q docs build/docs
 
+# The quick tests share the cores, a file to a process. The others start programs that need the cores themselves.
 test: $(READY_TO_TEST)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
-test-all: $(READY_TO_TEST)
-	$(BIN)/python -m pytest
+test-all: test
+	$(BIN)/python -m pytest -m slow
 
 check: $(READY_TO_TEST)
 	$(BIN)/ruff format --check .
@@ -57,7 +58,7 @@ $(PEERS)/ready: pyproject.toml constraints.txt
 	python3 -m venv $(PEERS)
 	grep -E '^(torch|numpy|numba)==' constraints.txt > $(PEERS)/constraints.txt
 	$(PEERS_PIP) torch
-	$(PEERS_PIP) -e '.[fast]' pytest
+	$(PEERS_PIP) -e '.[fast]' pytest hypothesis
 	$(PEERS_PIP) -e '.[peers]' || $(PEERS_PIP) byzfl || echo "no peer could be installed"
 	$(PEERS_PIP) --no-deps $(ALONE) && $(PEERS_PIP) $(NEEDED_BY_THEM) || echo "some peers could not be installed"
 	touch $(PEERS)/ready
@@ -71,6 +72,7 @@ bench: peers
 	$(PEERS)/bin/python bench/peers.py
 	$(PEERS)/bin/python bench/round.py
 	$(PEERS)/bin/python bench/scale.py
+	$(PEERS)/bin/python bench/sharded.py
 
 bench-gpu: install
 	$(BIN)/python bench/gpu_kernels.py

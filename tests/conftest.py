@@ -6,20 +6,31 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as the program does
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # before Flower is loaded
 
 import numpy as np
 import pytest
 import torch
 from browser import Browser
-from torch import nn
+from hypothesis import HealthCheck, settings
+from torch import Tensor, nn
 
 from fltrust.attacks import Attack, Trigger
 from fltrust.codec import built
 from fltrust.registry import ATTACKS, RULES
 from fltrust.rules import Median, Rule
+from fltrust.rules.rule import Aggregate
 from fltrust.tasks.task import Task
+
+if TYPE_CHECKING:
+    from fake_federation import Clock
+
+# Hypothesis looks at the clock unless told otherwise, and a busy machine is no fault of a test.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # A job in a shell's background ignores Ctrl-C, and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,6 +58,12 @@ def rule_of(name: str, tolerate: int = 1) -> Rule:
     tolerate = 0 if name == "bulyan" else tolerate
     rule: Rule = built(RULES, name, {"tolerate": tolerate, "trim": tolerate, "rule": Median()})
     return rule
+
+
+def shares_in(aggregate: Aggregate) -> Tensor:
+    """The shares of an aggregate that has some."""
+    assert aggregate.shares is not None
+    return aggregate.shares
 
 
 def small_task(*, num_clients: int = 6, malicious: int = 0, attack: Attack | None = None, seed: int = 0, side: int = 0) -> Task:
@@ -97,6 +114,17 @@ def quiet_flower() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> "Clock":
+    """A federation's time passes only where its server sleeps."""
+    from fake_federation import Clock  # needs Flower, which not every test does
+
+    clock = Clock()
+    monkeypatch.setattr("fltrust.flower.mailbox.time", clock)
+    monkeypatch.setattr("fltrust.flower.strategy.time", clock)
+    return clock
 
 
 @pytest.fixture

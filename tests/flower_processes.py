@@ -28,6 +28,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from waiting import MOST_SECONDS
 
 from fltrust.cli.federation import create
 
@@ -47,7 +48,16 @@ def new_app(path: Path, *, light: bool = True, fedavg: bool = False) -> Path:
     return path
 
 
-CONFIG = {"seed": 0, "bias": 0.1, "steps": 30, "learning-rate": 0.1, "malicious": 0, "hostile": "", "hostile-from": 1, "deadline": 60}
+CONFIG: dict[str, bool | float | int | str] = {
+    "seed": 0,
+    "bias": 0.1,
+    "steps": 30,
+    "learning-rate": 0.1,
+    "malicious": 0,
+    "hostile": "",
+    "hostile-from": 1,
+    "deadline": 60,
+}
 CONFIG |= {"registered": False, "names": "", "ban": "", "quarantine": 0, "metrics-port": 0, "log": "text"}
 
 
@@ -207,7 +217,7 @@ class Federation:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def command(self, *command: str, folder: Path | None = None) -> str:
-        done = subprocess.run(command, cwd=folder or self.folder, env=self.env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=folder or self.folder, env=self.env, capture_output=True, text=True, timeout=MOST_SECONDS)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -240,7 +250,7 @@ class Federation:
         self.started.append(process)
         return process
 
-    def wait(self, holds: Any, otherwise: str, name: str, seconds: float = 300) -> None:
+    def wait(self, holds: Any, otherwise: str, name: str, seconds: float = MOST_SECONDS) -> None:
         until = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > until:
@@ -255,7 +265,7 @@ class Federation:
         command = ["flwr", "run", str(app), "here", "--stream", "--run-config", pairs]
         return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def run(self, app: Path, *, seconds: float = 600, **config: str | int | float) -> str:
+    def run(self, app: Path, *, seconds: float = MOST_SECONDS, **config: str | int | float) -> str:
         """A whole run; returns the server's log."""
         with self.start_run(app, **config) as running:
             try:

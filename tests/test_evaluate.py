@@ -1,5 +1,7 @@
 """What a model is worth, on examples whose answers are known by construction."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -60,18 +62,19 @@ def test_batch_norm_takes_its_statistics_from_the_root_set() -> None:
     rng = np.random.default_rng(0)
     images = rng.normal(size=(40, 2, 3, 3)).astype(np.float32)
     images[:20] += 10  # the root set is elsewhere
-    network = nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
+    last = nn.Linear(18, 2)
+    network = nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), last)
     with torch.no_grad():
-        network[2].weight.copy_(torch.stack([torch.ones(18), -torch.ones(18)]))
-        network[2].bias.zero_()
+        last.weight.copy_(torch.stack([torch.ones(18), -torch.ones(18)]))
+        last.bias.zero_()
     labels = np.ones(40, int)
     made = Task.from_arrays(images, labels, images[20:], labels[20:], clients=[np.arange(20, 40)], root=np.arange(20), model=network)
     # By the root set's mean of 10 all test images are dark, and dark ones get answer 1; by their own mean half of them would not.
     assert evaluate(made, made.model.initial_weights)["test_error"] == 0
 
 
-def measure(task: Task, *names: str, **more: object) -> dict[str, object]:
-    return dict(evaluate(task, task.model.initial_weights, more=names, **more))  # type: ignore[arg-type]
+def measure(task: Task, *names: str, **more: Any) -> dict[str, object]:
+    return dict(evaluate(task, task.model.initial_weights, more=names, **more))
 
 
 def test_classes_are_counted() -> None:
@@ -89,7 +92,7 @@ def test_a_class_without_examples_has_no_error_and_more_outputs_than_classes_hav
     with torch.no_grad():
         model.weight.copy_(torch.eye(4))
         model.bias.zero_()
-    parts = {"clients": [np.array([0, 1])], "root": np.array([2]), "model": model}
+    parts: dict[str, Any] = {"clients": [np.array([0, 1])], "root": np.array([2]), "model": model}
     odd = Task.from_arrays(points, np.zeros(4, int), points, np.zeros(4, int), num_classes=2, **parts)
     measured = measure(odd, "confusion", "class_error")
     assert measured["confusion"] == [[3, 0, 0, 1], [0, 0, 0, 0]]
@@ -121,7 +124,7 @@ def test_labels_are_counted_one_by_one() -> None:
     with torch.no_grad():
         model.weight.copy_(torch.eye(2))
         model.bias.zero_()
-    parts = {"clients": [np.array([0, 1])], "root": np.array([2]), "model": model, "objective": BinaryCrossEntropy()}
+    parts: dict[str, Any] = {"clients": [np.array([0, 1])], "root": np.array([2]), "model": model, "objective": BinaryCrossEntropy()}
     measured = measure(Task.from_arrays(logits, targets, logits, targets, **parts), "confusion", "test_loss")
     assert measured["test_error"] == pytest.approx(2 / 6)
     assert measured["confusion"] == [[2, 1], [1, 2]]
@@ -143,7 +146,7 @@ def test_without_classes_there_is_nothing_to_count() -> None:
     with torch.no_grad():
         model.weight.fill_(1.0)
         model.bias.fill_(0.5)
-    parts = {"clients": [np.array([0, 1])], "root": np.array([2]), "model": model, "objective": SquaredError()}
+    parts: dict[str, Any] = {"clients": [np.array([0, 1])], "root": np.array([2]), "model": model, "objective": SquaredError()}
     measured = measure(Task.from_arrays(points, points, points, points, **parts), "confusion", "class_error", "test_loss")
     assert measured == pytest.approx({"train_error": 0.25, "test_error": 0.25, "test_loss": 0.25})
 
@@ -157,7 +160,7 @@ def test_all_outputs_never_exist_at_once() -> None:
             return super().loss(outputs, targets)
 
     tokens = np.random.default_rng(0).integers(0, 4, (333, 6))
-    parts = {"clients": [np.arange(300)], "root": np.array([300]), "model": nn.Embedding(4, 4)}
+    parts: dict[str, Any] = {"clients": [np.arange(300)], "root": np.array([300]), "model": nn.Embedding(4, 4)}
     watched = measure(Task.from_arrays(tokens, tokens, tokens, tokens, objective=Watching(), **parts), "test_loss")
     assert max(largest) <= 50 < len(tokens)
     assert sum(largest) > 2 * 300
@@ -179,7 +182,7 @@ def test_shares_of_honest_and_malicious_clients() -> None:
 
 def test_a_run_records_what_it_was_asked_for() -> None:
     names = ("confusion", "class_error", "test_loss", "honest_share", "malicious_share")
-    numbers = {"num_clients": 6, "clients_per_round": 6, "malicious": 2, "rounds": 2, "evaluate_every": 1, "metrics": names}
+    numbers: dict[str, Any] = {"num_clients": 6, "clients_per_round": 6, "malicious": 2, "rounds": 2, "evaluate_every": 1, "metrics": names}
     run = Experiment(attack=TrimAttack(), global_lr=3e-4, loss="sum", **numbers)
     made = small_task(malicious=2, attack=TrimAttack())
     for record in simulate(run, made):

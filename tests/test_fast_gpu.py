@@ -43,7 +43,8 @@ def one_by_one(model: Model, weights: Tensor, images: Tensor, labels: Tensor, sh
 
 
 def relative_errors(rows: Tensor, expected: Tensor) -> Tensor:
-    return (rows.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    errors: Tensor = (rows.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    return errors
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +22,10 @@ from test_round import small_run
 pytest.importorskip("flwr")
 pytest.importorskip("safetensors")
 
-from flwr.app import Error, Message
-from flwr.supercore.task_identity import TaskIdentity
-from safetensors.numpy import load_file, save_file
-from test_flower_strategy import (
+from fake_federation import (
     MODEL,
     Client,
     FakeGrid,
-    against,
     arrays_of,
     as_record,
     gone,
@@ -40,6 +37,10 @@ from test_flower_strategy import (
     step,
     strategy_of,
 )
+from flwr.app import Error, Message, MetricRecord
+from flwr.supercore.task_identity import TaskIdentity
+from safetensors.numpy import load_file, save_file
+from test_flower_strategy import against
 
 from fltrust.audit import Audit
 from fltrust.cli.audit import audit
@@ -53,6 +54,10 @@ from fltrust.store.directory import RunDirectory
 ROUNDS = 6
 
 
+def error_of(t: int, arrays: object) -> MetricRecord:
+    return MetricRecord({"test_error": 1 / (t + 1)})
+
+
 def carry_on(path: Path, client: Client = honest, *, rounds: int = ROUNDS, rule: Rule | None = None, **options: object) -> None:
     TaskIdentity.run_id = 7  # what Flower sets in the process of a ServerApp
     chance = np.random.default_rng()  # another order of arrival each time
@@ -61,7 +66,11 @@ def carry_on(path: Path, client: Client = honest, *, rounds: int = ROUNDS, rule:
         return int(chance.integers(0, 4))
 
     strategy_of(rule, **{"directory": path, "fraction_train": 0.7, "seed": 0, **options}).start(
-        FakeGrid(client, looks=looks), as_record(), num_rounds=rounds, timeout=30, evaluate_fn=lambda t, arrays: {"test_error": 1 / (t + 1)}
+        FakeGrid(client, looks=looks),
+        as_record(),
+        num_rounds=rounds,
+        timeout=30,
+        evaluate_fn=error_of,
     )
 
 
@@ -75,7 +84,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def equal(one: Path, other: Path) -> bool:
     """The same rounds, the same nodes, the same verdicts and the same model, bit for bit (but not the same times and run)."""
 
-    def without_time(path: Path) -> list[dict]:
+    def without_time(path: Path) -> list[dict[str, Any]]:
         return [{name: value for name, value in record.items() if name not in ("seconds", "time", "run_id")} for record in records(path)]
 
     return (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes() and without_time(one) == without_time(
@@ -103,7 +112,7 @@ def test_what_is_written(unbroken: Path) -> None:
     t, arrays = read_model(unbroken / "model.safetensors")
     assert t == ROUNDS
     assert hash_of(arrays) == written[-1]["model"]
-    assert declared["experiment"]["root"] == {"function": "test_flower_strategy.root"}
+    assert declared["experiment"]["root"] == {"function": "fake_federation.root"}
     assert {name: array.shape for name, array in arrays.items()} == {name: array.shape for name, array in MODEL.items()}
     assert not list(unbroken.glob("*.part"))
 
@@ -182,7 +191,8 @@ def test_another_root_is_refused_and_said_which(tmp_path: Path) -> None:
     linear = torch.nn.Linear(4, 3)
 
     def start(data: tuple[torch.Tensor, torch.Tensor], **settings: float) -> None:
-        root = root_of(linear, data, **{"lr": 0.1, "steps": 2, **settings})
+        chosen: dict[str, Any] = {"lr": 0.1, "steps": 2, **settings}
+        root = root_of(linear, data, **chosen)
         strategy_of(root=root, directory=tmp_path).start(FakeGrid(honest), as_record(), num_rounds=1)
 
     start((examples, labels))
@@ -260,7 +270,7 @@ def test_the_initial_model_is_kept_too(tmp_path: Path, unbroken: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {"rule": FedAvg()}, {"global_lr": 0.5}, {"most_value": 10.0}, {"buffers": ["bias"]}])
-def test_another_federation_is_refused(tmp_path: Path, options: dict) -> None:
+def test_another_federation_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     carry_on(tmp_path, rounds=1)
     before = (tmp_path / "records.jsonl").read_bytes()
     with pytest.raises(InputError, match="holds another federation"):
@@ -417,7 +427,7 @@ def test_a_simulation_can_be_audited_too(tmp_path: Path, capsys: pytest.CaptureF
     assert all(len(record["peers"]) == len(record["closest_to"]) == len(record["clients"]) for record in records(tmp_path))
 
 
-def _line(change: Callable[[dict], None]) -> Callable[[Path], None]:
+def _line(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         first, *rest = records(path)
         change(first)
@@ -483,7 +493,7 @@ def test_a_damaged_directory_gives_one_plain_line(tmp_path: Path, damage: str, c
     ],
 )
 def test_what_strangers_wrote_is_never_printed_raw(
-    tmp_path: Path, change: Callable[[dict], None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     carry_on(tmp_path, rounds=2)
     first, *rest = records(tmp_path)

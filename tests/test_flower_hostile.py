@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,10 +43,10 @@ def honest_error(app: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
     records = played(app, tmp_path_factory.mktemp("honest") / "run")
     assert all(verdict == "used" for record in records for verdict in record["verdict"])
     assert records[-1]["test_error"] < 0.2  # chance is 0.9
-    return records[-1]["test_error"]
+    return float(records[-1]["test_error"])
 
 
-def played(app: Path, directory: Path, **config: str | int) -> list[dict]:
+def played(app: Path, directory: Path, **config: str | int) -> list[dict[str, Any]]:
     play(app, directory, NODES, rounds=ROUNDS, **config)
     return [json.loads(line) for line in (directory / "records.jsonl").read_text().splitlines()]
 
@@ -71,7 +72,7 @@ def test_fltrust_learns_as_well_as_among_honest_nodes(kind: str, app: Path, hone
 def test_flowers_own_fedavg_is_ruined_or_dies(kind: str, fedavg: Path, honest_error: float, tmp_path: Path) -> None:
     def run() -> float:
         play(fedavg, tmp_path / "run", NODES, rounds=ROUNDS, malicious=MALICIOUS, hostile=kind)
-        return json.loads((tmp_path / "run" / "errors.jsonl").read_text().splitlines()[-1])["test_error"]
+        return float(json.loads((tmp_path / "run" / "errors.jsonl").read_text().splitlines()[-1])["test_error"])
 
     if kind in RUINED:
         assert run() > honest_error + 0.03
@@ -91,7 +92,7 @@ def asked(t: int = 1, message_type: str = "train") -> Message:
     return Message(RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": t})}), 1, message_type)
 
 
-def node(i: int, **run_config: str | int) -> Context:
+def node(i: int, **run_config: bool | float | int | str) -> Context:
     return Context(1, 1, {"partition-id": i, "num-partitions": 10}, RecordDict(), run_config)
 
 
@@ -136,7 +137,7 @@ def test_a_node_that_cannot_know_whether_it_is_hostile_says_so() -> None:
 
 def test_what_the_app_remembers_is_kept_unless_it_ran_in_place_of_another() -> None:
     def counting(message: Message, context: Context) -> Message:
-        context.state["count"] = MetricRecord({"of": context.node_config["partition-id"]})
+        context.state["count"] = MetricRecord({"of": int(context.node_config["partition-id"])})
         return echo(message, context)
 
     context = node(1, malicious=3, hostile="krum")

@@ -10,6 +10,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.task_identity import TaskIdentity
 
 import fltrust.flower
 from fltrust.flower import internals
@@ -41,10 +44,10 @@ def test_functions_take_what_we_give_them(function: Any, parameters: set[str]) -
 
 
 def test_requests_have_the_fields_that_we_set() -> None:
-    fields = {
-        internals.PullAppMessagesRequest: {"message_ids"},
-        internals.PullObjectRequest: {"node", "run_id", "object_id"},
-        internals.ConfirmMessageReceivedRequest: {"node", "run_id", "message_object_id"},
+    fields: dict[Any, set[str]] = {
+        PullAppMessagesRequest: {"message_ids"},
+        PullObjectRequest: {"node", "run_id", "object_id"},
+        ConfirmMessageReceivedRequest: {"node", "run_id", "message_object_id"},
     }
     for request, expected in fields.items():
         assert expected <= {field.name for field in request.DESCRIPTOR.fields}, request.__name__
@@ -68,7 +71,7 @@ def test_a_grid_tells_its_nodes_and_their_public_keys() -> None:
 
 def test_a_message_is_taken_apart_and_put_together_as_we_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):  # what Flower sets in the process of a ServerApp
-        monkeypatch.setattr(internals.TaskIdentity, name, 1)
+        monkeypatch.setattr(TaskIdentity, name, 1)
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     content = RecordDict({"arrays": ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"12345678")})})
@@ -77,4 +80,5 @@ def test_a_message_is_taken_apart_and_put_together_as_we_do_it(monkeypatch: pyte
     kinds = {internals.get_object_head_values_from_object_content(piece)[0] for piece in pieces.values()}
     assert {"Message", "RecordDict", "ArrayRecord", "Array", internals.ArrayChunk.__name__} <= kinds
     again = internals.inflate_object_from_contents(message.object_id, pieces)
-    assert again.content["arrays"]["w"].data == b"12345678"
+    assert isinstance(again, Message)
+    assert again.content.array_records["arrays"]["w"].data == b"12345678"

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_flower_strategy import (
+from fake_federation import (
     MODEL,
     FakeGrid,
-    Message,
     as_record,
-    clock,  # noqa: F401
     honest,
     reply_with,
     root,
@@ -21,6 +19,7 @@ from test_flower_strategy import (
     step,
     strategy_of,
 )
+from flwr.app import Message
 
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy
@@ -97,6 +96,7 @@ def test_nodes_that_join_get_a_row_and_the_others_keep_theirs() -> None:
     assert Remembered.first(CentredClipping(), SGD(), like).knowing(CentredClipping(), [1, 2], like).ids_of([1]) is None
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_round_that_keeps_the_model_is_not_remembered(tmp_path: Path) -> None:
     def silent_in_round_two(node: int, message: Message) -> Any:
         return None if round_of(message) == 2 and node > 2 else honest(node, message)
@@ -125,7 +125,7 @@ def test_a_hostile_node_is_silenced_by_its_history() -> None:
     """Two nodes that always push the same way, and four that do not."""
 
     def pushing(node: int, message: Message) -> Message:
-        arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        arrays = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
         noise = np.random.default_rng((node, round_of(message)))
         push = 1.0 if node <= 2 else noise.standard_normal(arrays["weight"].shape) * 3
         return reply_with(message, {**arrays, "weight": (arrays["weight"] + push).astype(np.float32)})
@@ -139,6 +139,7 @@ def test_a_hostile_node_is_silenced_by_its_history() -> None:
 
 
 @every_rule
+@pytest.mark.usefixtures("clock")
 def test_a_first_round_that_keeps_the_model_can_be_resumed(rule: Rule, tmp_path: Path) -> None:
     def silent_at_first(node: int, message: Message) -> Any:
         return None if round_of(message) == 1 else honest(node, message)

@@ -5,8 +5,10 @@ FLTRUST_FUZZ_REPLIES=1000000 python -m pytest tests/test_flower_replies.py -k fu
 
 import os
 import tracemalloc
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +18,17 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
+from fake_federation import MODEL, FakeGrid, as_record, honest, reply_with, root, round_of, strategy_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.typing import ConfigRecordValues
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from test_flower_strategy import BAD, MODEL, FakeGrid, as_record, honest, reply_with, root, round_of, strategy_of
+from test_flower_strategy import BAD
 
 from fltrust.flower.layout import Layout
 from fltrust.flower.replies import Limits, ReplyError, Sent, decode, read
 from fltrust.flower.verdicts import REASONS, plain
-from fltrust.rules import FLTrust, Median
+from fltrust.rules import FLTrust, Median, Rule
 
 pytestmark = pytest.mark.usefixtures("quiet_flower")
 
@@ -42,7 +46,7 @@ def sent_message(t: int = 1) -> Message:
     return message
 
 
-def read_it(reply: Message, **limits: object) -> Sent:
+def read_it(reply: Message, **limits: Any) -> Sent:
     return read(reply, 1, LAYOUT, MODEL, Limits(**limits), torch.empty(LAYOUT.d))
 
 
@@ -71,7 +75,7 @@ def test_nothing_is_unpickled(stated: str) -> None:
     file = BytesIO()
     np.save(file, np.array([Bomb(), Bomb(), Bomb()], dtype=object), allow_pickle=True)
     reply = honest(1, sent_message())
-    reply.content["arrays"]["bias"] = Array(dtype=stated, shape=(3,), stype="numpy.ndarray", data=file.getvalue())
+    reply.content.array_records["arrays"]["bias"] = Array(dtype=stated, shape=(3,), stype="numpy.ndarray", data=file.getvalue())
     assert reason_of(reply) == ("encoding" if stated == "float32" else "dtype")
     assert not Bomb.went_off
 
@@ -118,8 +122,8 @@ def test_what_numpy_saves_is_read() -> None:
             decoded = decode(Array(same), name, LAYOUT)
             np.testing.assert_array_equal(decoded, array)
     spaced = npy("  " + GOOD_HEADER + " " * 700 + "\n", np.arange(3, dtype=np.float32).tobytes())
-    array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=spaced)
-    assert decode(array, "bias", LAYOUT).tolist() == array.numpy().tolist() == [0, 1, 2]
+    sent = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=spaced)
+    assert decode(sent, "bias", LAYOUT).tolist() == sent.numpy().tolist() == [0, 1, 2]
 
 
 def test_the_limits_are_limits() -> None:
@@ -136,9 +140,9 @@ def test_a_round_may_be_told_in_any_way_but_must_be_right() -> None:
         reply = honest(1, sent_message())
         reply.content["more"] = right
         read_it(reply)
-    for wrong in ({"server-round": True}, {"server-round": "one"}, {"server-round": b"1"}, {"server-round": [1]}, {"server-round": 2}):
+    for wrong in (True, "one", b"1", [1], 2):
         reply = honest(1, sent_message())
-        reply.content["more"] = ConfigRecord(wrong)
+        reply.content["more"] = ConfigRecord({"server-round": wrong})
         assert reason_of(reply) == "other-round"
 
 
@@ -221,7 +225,9 @@ def damaged(draw: st.DrawFn, name: str) -> Array:
 
 
 metrics = st.dictionaries(names, st.one_of(numbers, st.lists(st.floats(), max_size=3), st.lists(st.integers(0, 9), max_size=3)), max_size=3)
-configs = st.dictionaries(names, st.one_of(numbers, st.text(max_size=8), st.binary(max_size=8), st.booleans()), max_size=3)
+configs: st.SearchStrategy[dict[str, ConfigRecordValues]] = st.dictionaries(
+    names, st.one_of(numbers, st.text(max_size=8), st.binary(max_size=8), st.booleans()), max_size=3
+)
 any_array = st.one_of(numbered("weight"), numbered("bias"), damaged("weight"), damaged("bias"))
 any_record = st.one_of(st.dictionaries(names, any_array, max_size=3).map(ArrayRecord), metrics.map(MetricRecord), configs.map(ConfigRecord))
 
@@ -243,10 +249,10 @@ def contents(draw: st.DrawFn) -> RecordDict:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> object:
+def answers(draw: st.DrawFn) -> Callable[[Message], object]:
     """A function of the message that was sent: what comes back."""
     kind = draw(st.sampled_from(["content"] * 12 + ["error", "raises", "wire", "wire", "metadata", "several", "nothing"]))
-    content = draw(contents()) if kind in ("content", "metadata", "several", "wire") else None
+    content = draw(contents()) if kind in ("content", "metadata", "several", "wire") else RecordDict()
     if kind == "error":
         error = Error(draw(st.integers(-5, 300)), draw(st.one_of(st.none(), st.text(max_size=50))))
         return lambda message: Message(error, reply_to=message)
@@ -294,9 +300,9 @@ counted = {"replies": 0, "used": 0, "rejected": 0}
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [FLTrust(), Median()], ids=str)
 @pytest.mark.parametrize("part", range(-(-REPLIES // 2 // AT_A_TIME)))
-@settings(max_examples=min(AT_A_TIME, REPLIES) // len(HOSTILE), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=min(AT_A_TIME, REPLIES) // len(HOSTILE), database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(answers(), min_size=len(HOSTILE), max_size=len(HOSTILE)))
-def test_fuzzed_replies_hurt_nobody_but_their_senders(part: int, rule: object, hostile: list) -> None:
+def test_fuzzed_replies_hurt_nobody_but_their_senders(part: int, rule: Rule, hostile: list[Callable[[Message], object]]) -> None:
     def clients(node: int, message: Message) -> object:
         return hostile[node - 1](message) if node in HOSTILE else honest(node, message)
 
@@ -340,9 +346,9 @@ def test_thousands_of_bad_replies_leave_nothing_behind() -> None:
     assert megabytes() < before + 10
 
 
-@settings(max_examples=1500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500, database=None, suppress_health_check=list(HealthCheck))
 @given(answers())
-def test_a_reply_takes_no_memory_beyond_its_limit(answer: object) -> None:
+def test_a_reply_takes_no_memory_beyond_its_limit(answer: Callable[[Message], object]) -> None:
     """Whatever shapes and sizes a reply claims, reading it allocates less than the limit on its size."""
     reply = answer(sent_message())
     if not isinstance(reply, Message):

@@ -1,172 +1,54 @@
 """The Flower strategy with a grid that lives in this process: what clients do is decided here, message by message."""
 
-import os
-
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-
-import itertools
-import json
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from conftest import rule_of
+from fake_federation import (
+    GOAL,
+    MODEL,
+    Arrays,
+    Client,
+    Clock,
+    FakeGrid,
+    arrays_of,
+    as_record,
+    distance,
+    gone,
+    honest,
+    records,
+    reply_with,
+    root,
+    round_of,
+    run,
+    same,
+    step,
+    strategy_of,
+)
 from torch import nn
 
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore.task_identity import TaskIdentity
 
 from fltrust.errors import InputError
-from fltrust.flower import RobustStrategy, mailbox, root_of
+from fltrust.flower import RobustStrategy, root_of
 from fltrust.flower import strategy as strategy_module
 from fltrust.flower.order import sort_rows
 from fltrust.flower.salt import salted
 from fltrust.rules import RULES, FedAvg, FLTrust, FLTrustServer, Krum, Median, Received, Rule, TrimmedMean, take_step
 from fltrust.rules.accumulate import ExactTrust, TrustAccumulator
 
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # what Flower sets in the process of a ServerApp
-
-Client = Callable[[int, Message], object]  # what a node answers: a reply, several, an exception that fetching it raises, None for nothing
-
-MODEL = {"weight": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "bias": np.zeros(3, np.float32)}
-GOAL = {"weight": np.full((3, 4), 0.5, np.float32), "bias": np.ones(3, np.float32)}
 RULE_LIST: dict[str, Rule] = {  # a federation has no loss on the root set; chance has tests of its own
     name: rule for name in RULES if not ((rule := rule_of(name)).needs_root_loss or rule.needs_generator)
 }
-
-
-class FakeGrid(Grid):
-    """A grid whose nodes answer when they are looked at for the `looks(node, t)` times and once more."""
-
-    in_process = True
-
-    def __init__(self, client: Client, nodes: Iterable[int] = range(1, 7), looks: Callable[[int, int], int] = lambda node, t: 0) -> None:
-        self.client, self.nodes, self.looks = client, list(nodes), looks
-        self.sent: dict[str, Message] = {}
-        self.looked: dict[str, int] = {}
-        self.delivered: set[str] = set()
-        self.ids = itertools.count()
-
-    def set_run(self, run: object) -> None: ...
-
-    @property
-    def run(self) -> object:
-        return None
-
-    def create_message(self, *arguments: object, **named: object) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.nodes)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = f"m{next(self.ids)}"
-            self.sent[message.metadata.message_id] = message
-        return [message.metadata.message_id for message in messages]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies: list[Message] = []
-        for message_id in message_ids:
-            message = self.sent[message_id]
-            self.looked[message_id] = self.looked.get(message_id, 0) + 1
-            if self.looked[message_id] <= self.looks(message.metadata.dst_node_id, round_of(message)):
-                continue
-            if message_id in self.delivered:  # as a SuperLink does, which forgets what it has handed over
-                replies.append(gone(message))
-                continue
-            answer = self.client(message.metadata.dst_node_id, message)
-            if answer is not None:
-                self.delivered.add(message_id)
-            if isinstance(answer, Exception):
-                raise answer
-            replies += answer if isinstance(answer, list) else [answer] if answer is not None else []
-        return replies
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(list(messages)))
-
-
-def gone(message: Message) -> Message:
-    """What a SuperLink answers for a node that is offline, in its own name."""
-    answer = Message(Error(5, "offline"), reply_to=message)
-    answer.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
-    return answer
-
-
-def round_of(message: Message) -> int:
-    return int(message.content["config"]["server-round"])
-
-
-def arrays_of(message: Message) -> dict[str, np.ndarray]:
-    return {name: array.numpy() for name, array in message.content["arrays"].items()}
-
-
-def reply_with(message: Message, arrays: dict[str, np.ndarray], examples: float = 10) -> Message:
-    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-    return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": examples})}), reply_to=message)
-
-
-def step(node: int, t: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A deterministic client: a quarter of the way to the goal, and noise of its own."""
-    noise = np.random.default_rng((node, t))
-    return {
-        name: (array + 0.25 * (GOAL.get(name, array) - array) + 0.02 * noise.standard_normal(array.shape)).astype(array.dtype)
-        for name, array in arrays.items()
-    }
-
-
-def honest(node: int, message: Message) -> Message:
-    return reply_with(message, step(node, round_of(message), arrays_of(message)))
-
-
-def root(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    after = step(0, 0, arrays)
-    return {name: after[name] - arrays[name] for name in arrays}
-
-
-def as_record(arrays: dict[str, np.ndarray] = MODEL) -> ArrayRecord:
-    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
-
-
-def strategy_of(rule: Rule | None = None, **options: object) -> RobustStrategy:
-    rule = rule or FLTrust()
-    fixed = {"poll": 1e-4, "root": root if rule.needs_root else None, "min_replies": 1, "registered": rule.needs_ids}
-    return RobustStrategy(rule, **{**fixed, **options})
-
-
-def run(
-    client: Client = honest, rule: Rule | None = None, *, rounds: int = 4, timeout: float = 30, start: object = None, **options: object
-):
-    """The final arrays and the grid."""
-    grid_options = {name: options.pop(name) for name in ("nodes", "looks") if name in options}
-    grid = FakeGrid(client, **grid_options)
-    evaluate_fn = options.pop("evaluate_fn", None)
-    result = strategy_of(rule, **options).start(
-        grid, as_record() if start is None else as_record(start), num_rounds=rounds, timeout=timeout, evaluate_fn=evaluate_fn
-    )
-    return {name: array.numpy() for name, array in result.arrays.items()}, grid
-
-
-def records(path: Path) -> list[dict]:
-    return [json.loads(line, parse_constant=pytest.fail) for line in (path / "records.jsonl").read_text().splitlines()]
-
-
-def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
-
-
-def distance(arrays: dict[str, np.ndarray]) -> float:
-    return float(sum(np.square(arrays[name] - GOAL[name]).sum() for name in GOAL))
 
 
 # ---------------------------------------------------------------- the rules
@@ -249,26 +131,6 @@ def test_rows_are_sorted_by_content_and_nothing_is_lost() -> None:
     assert torch.equal(shuffled, updates)
 
 
-class Clock:
-    """Time that passes only where the server sleeps, so that no test depends on how busy the machine is."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(mailbox, "time", clock)
-    monkeypatch.setattr(strategy_module, "time", clock)
-    return clock
-
-
 # ---------------------------------------------------------------- bad replies
 
 
@@ -344,7 +206,7 @@ BAD: dict[str, tuple[str, Client]] = {
 def _false_dtype(node: int, message: Message) -> Message:
     """Says float32, holds an object array: pickled numpy, which must not be loaded."""
     reply = honest(node, message)
-    reply.content["arrays"]["bias"].data = Array(np.zeros(3, "V4")).data
+    reply.content.array_records["arrays"]["bias"].data = Array(np.zeros(3, "V4")).data
     return reply
 
 
@@ -409,7 +271,7 @@ def test_under_flowers_own_loop_strangers_and_second_replies_are_not_used() -> N
     assert strategy._round.entries[2].reason == "disputed"
 
 
-def test_replies_that_are_there_when_a_slow_root_is_ready_count(tmp_path: Path, clock: "Clock") -> None:
+def test_replies_that_are_there_when_a_slow_root_is_ready_count(tmp_path: Path, clock: Clock) -> None:
     def slow_root(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         clock.now += 100
         return root(arrays)
@@ -548,7 +410,7 @@ def test_a_message_that_could_not_be_sent_is_a_missing_reply(tmp_path: Path) -> 
     class Lossy(FakeGrid):
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             pushed = list(super().push_messages(messages))
-            return [pushed[0], None, *pushed[2:]]
+            return [pushed[0], cast(str, None), *pushed[2:]]  # so Flower says it, against its own types
 
     strategy_of(directory=tmp_path).start(Lossy(honest), as_record(), num_rounds=1)
     assert records(tmp_path)[0]["verdict"] == ["used", "missing", "used", "used", "used", "used"]
@@ -560,7 +422,7 @@ def test_what_cannot_be_sent_is_made_anew_and_sent_again(tmp_path: Path, clock: 
         fails = 3
 
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            secrets.update(message.content["config"]["nonce"] for message in messages)
+            secrets.update(message.content.config_records["config"]["nonce"] for message in messages)
             self.fails -= 1
             if self.fails == 0:
                 return []
@@ -568,7 +430,7 @@ def test_what_cannot_be_sent_is_made_anew_and_sent_again(tmp_path: Path, clock: 
                 raise OSError("database is locked")
             return super().push_messages(messages)
 
-    secrets: set[str] = set()
+    secrets: set[object] = set()
     strategy_of(directory=tmp_path, poll=1.0).start(Busy(honest), as_record(), num_rounds=2, timeout=20)
     assert all(record["verdict"] == ["used"] * 6 for record in records(tmp_path))
     assert len(secrets) == 5 * 6  # each node's message has its own: nobody can guess what the server sends to others
@@ -580,7 +442,7 @@ def test_what_cannot_be_sent_is_made_anew_and_sent_again(tmp_path: Path, clock: 
 
 
 def test_replies_are_dropped_one_by_one() -> None:
-    alive: weakref.WeakSet = weakref.WeakSet()
+    alive: weakref.WeakSet[Message] = weakref.WeakSet()
     most = {"now": 0}
 
     def clients(node: int, message: Message) -> Message:
@@ -598,7 +460,8 @@ def test_replies_are_dropped_one_by_one() -> None:
 
 def test_a_sample_of_the_nodes_takes_part_the_same_in_every_run_of_a_seed() -> None:
     def asked(seed: int | None) -> list[list[int]]:
-        _, grid = run(nodes=range(1, 41), fraction_train=0.25, rounds=5, **({} if seed is None else {"seed": seed}))
+        seeded: dict[str, Any] = {} if seed is None else {"seed": seed}
+        _, grid = run(nodes=range(1, 41), fraction_train=0.25, rounds=5, **seeded)
         by_round: dict[int, list[int]] = {}
         for message in grid.sent.values():
             by_round.setdefault(round_of(message), []).append(message.metadata.dst_node_id)
@@ -636,7 +499,7 @@ def test_a_node_that_leaves_for_good_holds_up_nobody(tmp_path: Path, clock: Cloc
             asked = {round_of(message) for message in self.sent.values()}
             return self.nodes[: 6 - len(asked)]  # one fewer after each round
 
-    options = {"min_available_nodes": 6, "min_train_nodes": 3, "directory": tmp_path, "poll": 1.0}
+    options: dict[str, Any] = {"min_available_nodes": 6, "min_train_nodes": 3, "directory": tmp_path, "poll": 1.0}
     strategy_of(**options).start(Shrinking(honest), as_record(), num_rounds=3, timeout=20)
     assert [record["clients"] for record in records(tmp_path)] == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5], [1, 2, 3, 4]]
     assert clock.now == 1040  # it waits for them as long as a round may take, after the first round
@@ -668,7 +531,7 @@ def test_what_nodes_receive() -> None:
 
 def test_the_same_arrays_are_never_sent_in_the_same_bytes() -> None:
     _, grid = run(against, rounds=2)  # nobody is trusted, so the second round sends the same model
-    sent = [message.content["arrays"] for message in grid.sent.values()]
+    sent = [message.content.array_records["arrays"] for message in grid.sent.values()]
     for name in MODEL:
         assert len({arrays[name].object_id for arrays in sent}) == 2
         assert all(same({name: arrays[name].numpy()}, {name: MODEL[name]}) for arrays in sent)
@@ -736,7 +599,7 @@ def against(node: int, message: Message) -> Message:
     ids=["against", "few", "nobody", "unreadable", "zero root", "nan root", "krum", "trim"],
 )
 def test_a_round_that_cannot_be_used_keeps_the_model_and_says_why(
-    client: Client, rule: Rule, options: dict, kept: str, tmp_path: Path, clock: Clock
+    client: Client, rule: Rule, options: dict[str, Any], kept: str, tmp_path: Path, clock: Clock
 ) -> None:
     arrays, _ = run(client, rule, rounds=2, directory=tmp_path, **options)
     assert same(arrays, MODEL)
@@ -858,7 +721,7 @@ def test_where_counts_are_used_a_reply_without_one_is_not(tmp_path: Path) -> Non
 
 
 def test_arrays_of_many_kinds() -> None:
-    start = {
+    start: Arrays = {
         "half": np.linspace(0, 1, 6, dtype=np.float16).reshape(2, 3),
         "double": np.linspace(0, 1, 4).reshape(4),
         "scalar": np.array(0.5, np.float32),
@@ -925,7 +788,7 @@ def test_evaluation_on_the_server_is_in_the_audit(tmp_path: Path) -> None:
         ({"poll": 0}, "poll"),
     ],
 )
-def test_mistakes_are_named(options: dict, message: str) -> None:
+def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         strategy_of(**options)
 
@@ -944,7 +807,7 @@ def test_mistakes_are_named(options: dict, message: str) -> None:
         (MODEL, {"root": lambda arrays: {**arrays, "bias": arrays["weight"]}}, "the shape"),
     ],
 )
-def test_models_and_roots_that_do_not_fit_are_named(start: dict, options: dict, message: str) -> None:
+def test_models_and_roots_that_do_not_fit_are_named(start: Arrays, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         run(start=start, rounds=1, **options)
 
@@ -1036,7 +899,7 @@ def test_a_network_with_batch_norm_learns_with_its_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"lr": 0}, {"steps": 0}, {"batch_size": 0}])
-def test_mistakes_in_the_root_are_named(changes: dict) -> None:
+def test_mistakes_in_the_root_are_named(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="the root update needs"):
         root_of(network(), root_data(), **{"lr": 0.1, **changes})
 

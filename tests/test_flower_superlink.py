@@ -1,5 +1,6 @@
 """Nodes that misuse the SuperLink itself: with Flower's own state, handlers and grid in this process; only the network is left out."""
 
+import functools
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,29 +20,33 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
+from fake_federation import Clock, records, same
 from flwr.app import Array, ArrayRecord, Error, Message, Metadata, MetricRecord, RecordDict
 from flwr.app.message import array as flwr_array
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
+from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate.linkstate_factory import LinkStateFactory
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, HEAD_BODY_DIVIDER, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.federation.noop_federation_manager import NOOP_FEDERATION_ID, NOOP_FLWR_AID, NoOpFederationManager
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
-from test_flower_strategy import Clock, records, same
 from waiting import until
 
 from fltrust.audit import Audit
@@ -72,6 +77,7 @@ class Link:
         manager.linkstate = self.state
         self.run = self.state.create_run("a/b", "1", "h" * 8, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
         task = self.state.get_run_info(run_ids=[self.run])[0].primary_task_id
+        assert task is not None
         self.state.claim_task(task)
         self.state.activate_task(task)
         self.ids = sorted(self.state.create_node(NOOP_FLWR_AID, "x", os.urandom(8), 1000) for _ in range(honest + len(nodes)))
@@ -79,12 +85,12 @@ class Link:
             self.state.activate_node(node, 1000)
         self.behaviour = {node: nodes.get(place, honest_node) for place, node in enumerate(self.ids)}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run, SUPERLINK_NODE_ID, task
-        self._task = SimpleNamespace(run_id=self.run, task_id=task)
+        self._task = Task(run_id=self.run, task_id=task)
         self.pulled = 0  # bytes that the server fetched
         self.asked = 0  # requests for a piece
         self.grid = HttpGrid(token="any")
-        self.grid._client = self
-        self.grid._run = SimpleNamespace(run_id=self.run)
+        self.grid._client = cast(RuntimeHttpClient, self)
+        self.grid._run = cast(Run, SimpleNamespace(run_id=self.run))
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
         """The server's requests, such as PullMessages."""
@@ -289,7 +295,7 @@ def test_a_grid_that_cannot_be_guarded_is_refused(tmp_path: Path) -> None:
     link = Link({}, honest=2)
     arrays = ArrayRecord({name: Array(array) for name, array in MODEL.items()})
     with pytest.raises(InputError, match="cannot guard replies that come through a Wrapper: give it the grid that Flower gives"):
-        RobustStrategy(FedAvg()).start(Wrapper(link.grid), arrays)
+        RobustStrategy(FedAvg()).start(cast(Grid, Wrapper(link.grid)), arrays)
     assert link.state.num_message_ins() == 0
 
 
@@ -324,6 +330,7 @@ def guessed(link: Link, node: int, message: Message, victim: int) -> str | None:
     A node can ask the SuperLink for any piece by its id, and so learns which guess is right.
     """
     own = link.state.get_object(link.run, message.metadata.message_id)
+    assert own is not None
     head, body = own.split(HEAD_BODY_DIVIDER, 1)
     kind, inside, _ = head.decode().split(" ")
     proto = ProtoMessage.FromString(body)
@@ -391,9 +398,12 @@ def test_a_node_cannot_spoil_an_array_that_stays_as_it_was(tmp_path: Path) -> No
     def reading(link: Link, node: int, message: Message) -> None:
         """As a SuperNode does: it fetches all that the SuperLink says is inside. The bias stays as it is."""
         tree = link.state.object_store.get_object_tree(message.metadata.message_id)
-        contents = {part.object_id: link.state.get_object(link.run, part.object_id) for part in iterate_object_tree(tree)}
-        if all(contents.values()):
-            arrays = inflate_object_from_contents(message.metadata.message_id, contents).content["arrays"]
+        names = [part.object_id for part in iterate_object_tree(tree)]
+        contents = {name: content for name in names if (content := link.state.get_object(link.run, name))}
+        if contents.keys() == set(names):
+            whole = inflate_object_from_contents(message.metadata.message_id, contents)
+            assert isinstance(whole, Message)
+            arrays = whole.content.array_records["arrays"]
             confirm(link, node, message)
             link.reply(node, answer(message, {"weight": arrays["weight"].numpy() + 1, "bias": arrays["bias"].numpy()}))
 
@@ -413,7 +423,8 @@ def test_a_node_cannot_spoil_an_array_that_stays_as_it_was(tmp_path: Path) -> No
 
     spoiling: list[str] = []
 
-    def hostile(link: Watched, node: int, message: Message) -> None:
+    def hostile(link: Link, node: int, message: Message) -> None:
+        assert isinstance(link, Watched)
         tree = link.state.object_store.get_object_tree(message.metadata.message_id)
         link.asked_of_it, link.names = message, [part.object_id for part in iterate_object_tree(tree)]
         confirm(link, node, message)
@@ -516,7 +527,7 @@ def test_a_reply_that_comes_in_drips_is_given_up(tmp_path: Path) -> None:
     def hostile(link: Link, node: int, message: Message) -> None:
         reply = in_chunks_of(80_000, message, {**learnt(message), "weight": np.arange(240_000, dtype=np.float32)})
         session, pieces = link.announce(node, reply), dict(reversed(pieces_of(reply).items()))
-        left.extend(lambda name=name, content=content: link.upload(node, session, {name: content}) for name, content in pieces.items())
+        left.extend(functools.partial(link.upload, node, session, {name: content}) for name, content in pieces.items())
 
     class Dripping(Link):
         def PullObject(self, request: Any) -> Any:  # noqa: N802
@@ -639,7 +650,7 @@ def wholes(draw: st.DrawFn) -> tuple[str, ObjectTree, dict[str, bytes]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, database=None, suppress_health_check=list(HealthCheck))
 @given(whole=wholes())
 def test_whatever_a_reply_consists_of_it_costs_its_sender_alone(whole: tuple[str, ObjectTree, dict[str, bytes]]) -> None:
     name, tree, pieces = whole

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import MOST_SECONDS
 
 pytest.importorskip("flwr")
 pytest.importorskip("starlette")
@@ -25,7 +26,9 @@ from watched import PROGRAM, watching
 SCALING, ALTERNATING, *HONEST, FLOODING, IMPERSONATING = range(10)  # by partition-id
 SUPERNODES = [SCALING, ALTERNATING, *HONEST]
 SINCE, ROUNDS = 3, 5
-SLOWLY = {"learning-rate": 0.03}  # so honest updates still agree in round 5, and no chance in the sketches decides on the alternating node
+SLOWLY: dict[str, Any] = {
+    "learning-rate": 0.03
+}  # so honest updates still agree in round 5, and no chance in the sketches decides on the alternating node
 NAMES = [f"clinic-{letter}" for letter in "abcdefghij"]
 
 
@@ -93,14 +96,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser | None
 
 def audited(path: Path) -> tuple[int, dict[str, Any]]:
     """The exit code and the content of `fltrust audit RUN --json`."""
-    done = subprocess.run([*PROGRAM, "audit", str(path), "--json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*PROGRAM, "audit", str(path), "--json"], capture_output=True, text=True, timeout=MOST_SECONDS)
     assert not done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
 def test_four_hostile_nodes_of_ten(federation: TenNodes, app: Path, browser: Browser | None, tmp_path: Path) -> None:
     run = federation.folder / "runs" / "ten"
-    settings = {"malicious": 2, "hostile": "scaling alternating", "hostile-from": SINCE, "deadline": 3600, "nodes": 10, "rounds": ROUNDS}
+    settings: dict[str, Any] = {
+        "malicious": 2,
+        "hostile": "scaling alternating",
+        "hostile-from": SINCE,
+        "deadline": 3600,
+        "nodes": 10,
+        "rounds": ROUNDS,
+    }
     settings |= {"registered": True, "names": "names.toml", "quarantine": 2, "directory": "runs/ten"} | SLOWLY
     with watching(run) as url:
         if browser is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -221,10 +221,10 @@ def sent_by_hand(kind: str, beta: float, updates: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("per_round", [6, 3])
 def test_clients_momentum_is_a_running_mean_of_each_clients_updates(kind: str, per_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from fltrust import round as round_module
+    from fltrust.training.momentum import with_momentum
 
     raw: list[tuple[Tensor, Tensor]] = []
     after: list[Tensor] = []
-    with_momentum = round_module.with_momentum
 
     def watched(run: Experiment, updates: Tensor, ids: Tensor, memory: Any) -> tuple[Tensor, Any]:
         raw.append((updates.clone(), ids.clone()))
@@ -397,7 +397,7 @@ def test_a_rule_that_returns_nan_stops_the_run_at_the_next_evaluation() -> None:
     class Breaks(Rule):
         def aggregate(self, received: Received) -> Aggregate:
             update = received.updates.mean(0)
-            return Aggregate(torch.where(received.round == 3, math.nan, update), None)
+            return Aggregate(torch.where(torch.as_tensor(received.round == 3), math.nan, update), None)
 
     records, task = simulate(small_run(rule=Breaks(), rounds=6, evaluate_every=2), small_task()), small_task()
     kept = [next(records), next(records)]
@@ -417,7 +417,7 @@ def test_a_rule_that_returns_nan_stops_the_run_at_the_next_evaluation() -> None:
         ),
         (lambda rows: Aggregate(rows[0], rows[:2, 0]), r"as shares, expected torch.float32 of shape \(6,\)"),
         (lambda rows: Aggregate(rows[0].double(), None), "returned torch.float64"),
-        (lambda rows: Aggregate(None, None), "returned a NoneType as update"),
+        (lambda rows: Aggregate(cast(Tensor, None), None), "returned a NoneType as update"),
         (lambda rows: rows[0], "must return"),
     ],
 )
@@ -457,7 +457,7 @@ def test_nobody_trusted_nothing_moves_whatever_the_server_remembers(server: Serv
     @dataclasses.dataclass(frozen=True)
     class Sometimes(Rule):
         def aggregate(self, received: Received) -> Aggregate:
-            return Aggregate(torch.where(received.round == 2, 0, received.updates.mean(0)), None)
+            return Aggregate(torch.where(torch.as_tensor(received.round == 2), 0, received.updates.mean(0)), None)
 
     first, second, third = simulate(small_run(rule=Sometimes(), server=server, rounds=3), small_task())
     assert first.state is not None

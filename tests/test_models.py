@@ -58,6 +58,7 @@ def test_first_weights_are_xavier_of_magnitude_2_24_with_zero_bias() -> None:
     bound = np.sqrt(2.24 / ((30 * 9 + 50 * 9) / 2))
     assert 0.99 * bound < cnn.conv2.weight.abs().max().item() <= bound
     assert not cnn.hidden.bias.any()
+    assert cnn.conv1.bias is not None
     assert not cnn.conv1.bias.any()
 
 
@@ -183,11 +184,15 @@ def test_a_trained_module_is_the_callers_own_with_other_weights() -> None:
     model = Model(module)
     weights, root = model.initial_weights + 1, 5 + torch.randn(50, 1, 2, 2)
     trained = model.trained(weights, root)
+    assert isinstance(trained, nn.Sequential)
     assert not trained.training
     assert type(trained[2]) is nn.Dropout
-    assert trained[1].momentum == 0.3
+    norm = trained[1]
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    assert norm.momentum == 0.3
     assert torch.equal(torch.cat([part.flatten() for part in trained.parameters()]), weights)
     torch.testing.assert_close(trained(root), model.frozen(weights, root)(root))
-    assert not torch.allclose(trained[1].running_mean, torch.zeros(2))
+    assert not torch.allclose(norm.running_mean, torch.zeros(2))
     model.frozen(model.initial_weights, root)  # what is measured later leaves it alone
     assert torch.equal(torch.cat([part.flatten() for part in trained.parameters()]), weights)

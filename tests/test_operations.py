@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_flower_strategy import (
+from fake_federation import (
     MODEL,
     Clock,
     FakeGrid,
     arrays_of,
     as_record,
-    clock,  # noqa: F401
     honest,
     records,
     reply_with,
@@ -79,7 +78,8 @@ def asked(grid: FakeGrid) -> dict[int, list[int]]:
 
 
 def nodes_file(path: Path) -> dict[str, Any]:
-    return json.loads((path / "nodes.json").read_text())
+    written: dict[str, Any] = json.loads((path / "nodes.json").read_text())
+    return written
 
 
 def kinds(record: dict[str, Any]) -> list[str]:
@@ -252,7 +252,7 @@ def test_a_quarantine_stays_a_number_of_rounds_that_can_be_written() -> None:
     assert len(history.standing[1].detail) < 60
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_any_bytes_as_a_list_are_a_list_or_an_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     file = tmp_path_factory.mktemp("any") / "list"
@@ -268,7 +268,7 @@ def test_a_banned_node_takes_nobodys_place(tmp_path: Path) -> None:
     assert all(len(nodes) == 5 and min(nodes) > 10 for nodes in asked(grid).values())
 
 
-def test_with_too_few_nodes_left_it_waits_and_says_why_in_one_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+def test_with_too_few_nodes_left_it_waits_and_says_why_in_one_line(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     class Joining(FakeGrid):
         def get_node_ids(self) -> Iterable[int]:
             return self.nodes if clock.now < 1100 else [*self.nodes, 7, 8]
@@ -282,7 +282,7 @@ def test_with_too_few_nodes_left_it_waits_and_says_why_in_one_line(clock: Clock,
     assert said.levelname == "WARNING"
 
 
-def test_nobody_waits_for_members_that_were_banned_or_are_in_quarantine(tmp_path: Path, clock: Clock) -> None:  # noqa: F811
+def test_nobody_waits_for_members_that_were_banned_or_are_in_quarantine(tmp_path: Path, clock: Clock) -> None:
     """Otherwise each further round would begin a deadline late."""
     (tmp_path / "ban.txt").write_text("# nobody\n")
 
@@ -290,7 +290,13 @@ def test_nobody_waits_for_members_that_were_banned_or_are_in_quarantine(tmp_path
         if t == 1:
             (tmp_path / "ban.txt").write_text("1\n")
 
-    options = {"min_available_nodes": 6, "ban": tmp_path / "ban.txt", "quarantine": 1, "directory": tmp_path / "run", "poll": 1.0}
+    options: dict[str, Any] = {
+        "min_available_nodes": 6,
+        "ban": tmp_path / "ban.txt",
+        "quarantine": 1,
+        "directory": tmp_path / "run",
+        "poll": 1.0,
+    }
     _, grid = run(bad(2), rounds=4, evaluate_fn=evaluate, **options)
     assert asked(grid) == {1: [1, 2, 3, 4, 5, 6], **{t: [3, 4, 5, 6] for t in (2, 3, 4)}}
     assert clock.now == 1000
@@ -328,7 +334,7 @@ def test_quarantine_counts_the_last_rounds_asked_not_a_whole_life() -> None:
     assert all(3 in nodes for nodes in asked(grid).values())
 
 
-def test_silence_is_no_reason_for_quarantine(clock: Clock) -> None:  # noqa: F811
+def test_silence_is_no_reason_for_quarantine(clock: Clock) -> None:
     _, grid = run(lambda node, message: None if node == 3 else honest(node, message), rounds=6, timeout=10, quarantine=1, poll=1.0)
     assert all(3 in nodes for nodes in asked(grid).values())
 
@@ -361,7 +367,14 @@ def test_a_kill_changes_neither_who_is_asked_nor_a_bit(kill: int, tmp_path: Path
     def fresh(name: str) -> list[dict[str, Any]]:
         return [{key: value for key, value in r.items() if key not in ("time", "seconds")} for r in records(tmp_path / name)]
 
-    options = {"quarantine": Quarantine(2, 2), "ban": [6], "rounds": 12, "fraction_train": 0.8, "seed": 0, "evaluate_fn": evaluate}
+    options: dict[str, Any] = {
+        "quarantine": Quarantine(2, 2),
+        "ban": [6],
+        "rounds": 12,
+        "fraction_train": 0.8,
+        "seed": 0,
+        "evaluate_fn": evaluate,
+    }
     client = bad(3, 4, rounds=(1, 2, 3, 6, 7, 9, 11))
     with pytest.raises(Killed):
         run(client, directory=tmp_path / "killed-run", **options)
@@ -417,7 +430,12 @@ def test_directories_of_earlier_versions_resume(tmp_path: Path) -> None:
 
 def test_nodes_json_is_written_only_when_something_changes(tmp_path: Path) -> None:
     stamps = []
-    run(rounds=4, directory=tmp_path, evaluate_fn=lambda t, arrays: t and stamps.append((tmp_path / "nodes.json").stat().st_ino))
+
+    def evaluate(t: int, arrays: object) -> None:
+        if t:
+            stamps.append((tmp_path / "nodes.json").stat().st_ino)
+
+    run(rounds=4, directory=tmp_path, evaluate_fn=evaluate)
     assert len(set(stamps)) == 1
 
 
@@ -526,7 +544,7 @@ def test_prometheus_can_ask_a_run(tmp_path: Path) -> None:
         seen.append(scrape(port))  # after t - 1 rounds
         return MetricRecord({"test_error": t / 10})
 
-    options = {"metrics_port": port, "names": tmp_path / "names.toml", "ban": [6], "directory": tmp_path / "run"}
+    options: dict[str, Any] = {"metrics_port": port, "names": tmp_path / "names.toml", "ban": [6], "directory": tmp_path / "run"}
     options |= {"quarantine": Quarantine(2, 2), "evaluate_fn": evaluate}
     run(bad(3), rounds=4, **options)
     first, last = seen[0], seen[-1]

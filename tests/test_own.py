@@ -18,6 +18,7 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.registry import DATASETS, MODELS
 from fltrust.round import first_state
+from fltrust.rules import Krum
 from fltrust.simulation import simulate
 from fltrust.store.directory import RunDirectory
 from fltrust.tasks.build import build_task
@@ -63,7 +64,7 @@ def last_error(name: str, **changes: Any) -> float:
 def test_a_folder(tmp_path: Path) -> None:
     name = folder(tmp_path / "mine")
     run = Experiment.on(name, "krum", "label-flip")
-    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule.tolerate) == (name, 4, 0.4, 0.5, 1)
+    assert (run.dataset, run.num_clients, run.global_lr, run.bias, run.rule) == (name, 4, 0.4, 0.5, Krum(tolerate=1))
     task = build_task(run)
     assert task.num_classes == 3
     assert task.files == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "mine").iterdir()}
@@ -193,10 +194,11 @@ def test_a_function_with_its_own_model(my_task: Callable[[str], str]) -> None:
 
 def test_changed_data_are_not_resumed(my_task: Callable[[str], str], tmp_path: Path) -> None:
     path = folder(tmp_path / "mine")
-    for name, change in (
+    changes: list[tuple[str, Callable[[], object]]] = [
         (my_task(FILE.replace("SEED", "0")), lambda: my_task(FILE.replace("SEED", "1"))),
         (path, lambda: folder(tmp_path / "mine", lambda arrays: arrays["train_inputs"].__setitem__((0, 0), 9))),
-    ):
+    ]
+    for name, change in changes:
         run = Experiment.on(name)
         out = tmp_path / f"out of {Path(name).name}"
         task = build_task(run)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import shares_in
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -117,14 +118,14 @@ def test_nnm_worked_by_hand() -> None:
     # With f = 2 each mean is of two: 1 -> (1 + 2) / 2, 2 -> (1 + 2) / 2, 4 -> (2 + 4) / 2, 9 -> (4 + 9) / 2.
     result = NNM(FedAvg(), 2)(torch.tensor([[1.0], [2.0], [4.0], [9.0]]))
     close(result.update, torch.tensor([(1.5 + 1.5 + 3 + 6.5) / 4]))
-    close(result.shares, torch.tensor([2, 3, 2, 1]) / 8)
+    close(shares_in(result), torch.tensor([2, 3, 2, 1]) / 8)
 
 
 def test_nnm_takes_itself_and_then_the_first_of_equals() -> None:
     # 0 is as far from -1 as from 1; of three equal rows each takes itself first.
-    close(NNM(FedAvg(), 1)(torch.tensor([[-1.0], [0.5], [1.0]])).shares, torch.tensor([1, 3, 2]) / 6)
-    close(NNM(FedAvg(), 2)(torch.tensor([[3.0], [3.0], [3.0]])).shares, torch.tensor([1, 1, 1]) / 3)
-    close(NNM(FedAvg(), 1)(torch.tensor([[3.0], [3.0], [3.0]])).shares, torch.tensor([3, 2, 1]) / 6)
+    close(shares_in(NNM(FedAvg(), 1)(torch.tensor([[-1.0], [0.5], [1.0]]))), torch.tensor([1, 3, 2]) / 6)
+    close(shares_in(NNM(FedAvg(), 2)(torch.tensor([[3.0], [3.0], [3.0]]))), torch.tensor([1, 1, 1]) / 3)
+    close(shares_in(NNM(FedAvg(), 1)(torch.tensor([[3.0], [3.0], [3.0]]))), torch.tensor([3, 2, 1]) / 6)
 
 
 def test_nnm_with_nobody_to_tolerate_is_the_mean_of_all() -> None:
@@ -254,7 +255,7 @@ def test_by_size_is_the_weighted_mean_and_the_weighted_median() -> None:
     sizes = torch.tensor([1, 2, 3, 4, 6, 8])  # weights in quarters: 1, 2, 3, 4, 6, 8
     rows = np.repeat(updates.numpy(), sizes.numpy(), axis=0)
     close(BySize(FedAvg(), most=2.0)(updates, sizes=sizes).update, FedAvg()(updates, sizes=sizes).update)
-    close(BySize(FedAvg(), most=2.0)(updates, sizes=sizes).shares, sizes.double() / 24)
+    close(shares_in(BySize(FedAvg(), most=2.0)(updates, sizes=sizes)), sizes.double() / 24)
     close(BySize(Median(), most=2.0)(updates, sizes=sizes).update, np.median(rows, axis=0))
     trimmed = np.sort(rows, axis=0)[8:-8].mean(0)  # one client may have 4 * 2 copies
     close(BySize(TrimmedMean(1), most=2.0)(updates, sizes=sizes).update, trimmed)

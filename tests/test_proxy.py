@@ -5,7 +5,7 @@ import json
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ class BehindNginx(Federation):
     def node_options(self, node: int) -> list[str]:
         return [option.replace(f"127.0.0.1:{self.port}", f"127.0.0.1:{self.proxy_port}") for option in super().node_options(node)]
 
-    def ask(self, path: str, body: object = b"", *, method: str = "POST", port: int | None = None) -> tuple[int, bytes]:
+    def ask(self, path: str, body: bytes | Iterable[bytes] = b"", *, method: str = "POST", port: int | None = None) -> tuple[int, bytes]:
         """A request as it is written here, which no library tidies up: status and content; 0 if nobody is there."""
         trust = ssl.create_default_context(cafile=f"{self.folder}/keys/server.crt")
         connection = http.client.HTTPSConnection("127.0.0.1", port or self.proxy_port, context=trust, timeout=600)
@@ -53,7 +53,7 @@ class BehindNginx(Federation):
         finally:
             connection.close()
 
-    def status(self, path: str, body: object = b"", *, method: str = "POST", port: int | None = None) -> int:
+    def status(self, path: str, body: bytes | Iterable[bytes] = b"", *, method: str = "POST", port: int | None = None) -> int:
         return self.ask(path, body, method=method, port=port)[0]
 
 

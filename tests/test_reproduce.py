@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import until
+from waiting import MOST_SECONDS, until
 
 from fltrust import datasets
 from fltrust.experiment import Experiment
@@ -29,7 +29,7 @@ SHORT = {"rounds": 4, "evaluate_every": 2, "batch_size": 4}
 
 def reproduce(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200"}
+        [*PROGRAM, *arguments], cwd=cwd, capture_output=True, text=True, timeout=MOST_SECONDS, env={**os.environ, "COLUMNS": "200"}
     )
 
 
@@ -205,7 +205,7 @@ def test_needs_nothing_but_torch_numpy_typer_and_rich(tmp_path: Path, har: Path)
         "--device",
         "cpu",
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=MOST_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -10,7 +10,7 @@ from fltrust.randomness import stream
 from fltrust.tasks.root import sample_root
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 12), st.integers(1, 150), st.integers(0, 1000))
 def test_root_quotas_are_equal_in_case_one(num_classes: int, size: int, seed: int) -> None:
     labels = np.repeat(np.arange(num_classes), 150)
@@ -21,7 +21,7 @@ def test_root_quotas_are_equal_in_case_one(num_classes: int, size: int, seed: in
     assert counts.min() == size // num_classes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 12), st.integers(1, 150), st.floats(0, 1), st.integers(0, 1000))
 def test_root_quotas_favour_class_one_in_case_two(num_classes: int, size: int, bias: float, seed: int) -> None:
     labels = np.repeat(np.arange(num_classes), 150)

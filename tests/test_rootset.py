@@ -143,7 +143,7 @@ def test_a_small_root_set_is_told_what_a_larger_one_gives() -> None:
 
 
 def test_trust_without_an_attack_is_what_the_simulation_records() -> None:
-    fields = {"rounds": 10, "evaluate_every": 1, "global_lr": 0.1, "batch_size": 16}
+    fields: dict[str, Any] = {"rounds": 10, "evaluate_every": 1, "global_lr": 0.1, "batch_size": 16}
     records = fltrust.run(task(EVEN), rule="fltrust", **fields).records
     found = trust_of(dataclasses.replace(RUN, rounds=10), task(EVEN))
     given = np.array([record["trust"] for record in records])
@@ -166,7 +166,8 @@ def test_samples_to_compare_with_are_even_and_leave_the_clients() -> None:
 def test_the_sum_becomes_the_mean_with_the_same_steps() -> None:
     by_sum = dataclasses.replace(RUN, loss="sum", global_lr=0.1 / 60, rounds=5)
     mean = by_mean(by_sum)
-    assert (mean.loss, mean.global_lr) == ("mean", pytest.approx(0.1))
+    assert mean.loss == "mean"
+    assert mean.global_lr == pytest.approx(0.1)
     assert trust_of(mean, task(EVEN)).trust == pytest.approx(trust_of(by_sum, task(EVEN)).trust, rel=1e-3)
     assert by_mean(RUN) is RUN
 
@@ -231,7 +232,8 @@ def test_files_that_are_no_root_set_are_one_line(tmp_path: Path, arrays: dict[st
 
 
 def test_whole_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    bytes_, labels = np.zeros((8, 2), np.uint8), np.array([0, 1] * 4, np.uint8)
+    bytes_: Any = np.zeros((8, 2), np.uint8)
+    labels: Any = np.array([0, 1] * 4, np.uint8)  # as a user's own data may have them
     examples = Examples(bytes_, labels, bytes_, labels)
     for inputs, targets in ((np.full((3, 2), 300, np.uint16), [0, 1, 0]), (bytes_[:3], [0, 256, 1])):
         np.savez(tmp_path / "root.npz", inputs=inputs, targets=np.array(targets))

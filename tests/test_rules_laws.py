@@ -1,5 +1,7 @@
 """What the rules without memory promise beside the laws of `fltrust.testing`, on the plain torch path and on the fast one."""
 
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor
@@ -220,9 +222,7 @@ def test_fast_kernels_equal_their_plain_twins(n: int, d: int, kind: str, monkeyp
         scale = float(other.update.nan_to_num(0, 0, 0).abs().max())
         for mine, twin in zip(one, other, strict=True):
             if mine is not None:
-                torch.testing.assert_close(
-                    mine, twin, rtol=1e-6, atol=1e-6 * scale + 2e-45, equal_nan=True, msg=lambda text, rule=rule: f"{rule}: {text}"
-                )
+                torch.testing.assert_close(mine, twin, rtol=1e-6, atol=1e-6 * scale + 2e-45, equal_nan=True, msg=f"{rule}: {{}}".format)
 
 
 def test_many_rows_and_threads_equal_the_plain_twins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_every_mistake_has_its_message() -> None:
         with refused("updates must be float32 or float64, not torch.float16"):
             rule(updates.half(), root_update)
         with refused("updates must be a torch tensor with one row per client, not a ndarray"):
-            rule(updates.numpy(), root_update)
+            rule(cast(Tensor, updates.numpy()), root_update)
         with refused(r"the root update must have the shape \(4,\), not \(3,\)"):
             rule(updates, root_update[:3])
         with refused("the root update must be torch.float32 on cpu, not torch.float64 on cpu"):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -98,7 +98,6 @@ def check(rule: Rule, updates: Array, expected: Array, root_update: Array | None
     np.testing.assert_allclose(result.numpy(), expected, rtol=tolerance, atol=tolerance * 6)
 
 
-@settings(deadline=None)  # the first call may compile
 @given(both_dtypes, st.data())
 def test_fedavg(updates: Array, data: st.DataObject) -> None:
     sizes = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=len(updates), max_size=len(updates))))
@@ -106,7 +105,6 @@ def test_fedavg(updates: Array, data: st.DataObject) -> None:
     check(FedAvg(), updates, updates.astype(np.float64).mean(axis=0))
 
 
-@settings(deadline=None)  # the first call may compile
 @given(both_dtypes, st.data())
 def test_coordinate_wise_rules(updates: Array, data: st.DataObject) -> None:
     trim = data.draw(st.integers(0, (len(updates) - 1) // 2))
@@ -114,7 +112,6 @@ def test_coordinate_wise_rules(updates: Array, data: st.DataObject) -> None:
     check(Median(), updates, median(updates.astype(np.float64)))
 
 
-@settings(deadline=None)  # the first call may compile
 @given(both_dtypes.filter(lambda updates: len(updates) >= 3), st.data())
 def test_krum(updates: Array, data: st.DataObject) -> None:
     tolerate = data.draw(st.integers(0, len(updates) - 3))
@@ -134,7 +131,6 @@ def fltrust_case(updates: NDArray[np.floating]) -> st.SearchStrategy[tuple[NDArr
     return hnp.arrays(updates.dtype, updates.shape[1], elements=tenths).map(lambda root_update: (updates, root_update))
 
 
-@settings(deadline=None)  # the first call may compile
 @given(both_dtypes.flatmap(fltrust_case))
 def test_fltrust_and_its_variants(case: tuple[Array, Array]) -> None:
     updates, root_update = case
@@ -160,7 +156,6 @@ def two_levels(updates: Array, root: Array, top: float) -> tuple[Array, list[int
     return second / np.linalg.norm(second) * np.linalg.norm(root), deputies
 
 
-@settings(deadline=None)  # the first call may compile
 @given(both_dtypes.flatmap(fltrust_case), st.sampled_from([0.1, 0.25, 0.5, 1.0]))
 def test_two_levels_of_trust(case: tuple[Array, Array], top: float) -> None:
     updates, root_update = case
@@ -181,6 +176,7 @@ def test_two_levels_by_hand() -> None:
     check(FLTrustTwoLevel(), rows, np.array([2 * 1.2 / 3, (2 * 1.6 + 2) / 3]), np.array([2.0, 0.0]))
     nobody = FLTrustTwoLevel()(-torch.eye(2), root_update=torch.ones(2))
     assert torch.equal(nobody.update, torch.zeros(2))
+    assert nobody.shares is not None
     assert torch.equal(nobody.shares, torch.zeros(2))
     with pytest.raises(InputError, match="top must be above 0"):
         FLTrustTwoLevel(top=0)

@@ -223,7 +223,7 @@ def test_a_checkpoint_of_the_first_version_resumes(tmp_path: Path, unbroken: Con
         ({"server": Adam()}, {}, "holds something else: 'server"),
     ],
 )
-def test_a_checkpoint_of_another_experiment_is_one_line(tmp_path: Path, begun: dict, resumed: dict, said: str) -> None:
+def test_a_checkpoint_of_another_experiment_is_one_line(tmp_path: Path, begun: dict[str, Any], resumed: dict[str, Any], said: str) -> None:
     """Its directory would be refused before, so the file is put into another one."""
     carry_on(tmp_path / "begun", small_run(**{"rounds": 6, "malicious": 2, **begun}), stop_after=2)
     run = small_run(**{"rounds": 6, "malicious": 2, **resumed})

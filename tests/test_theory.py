@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fltrust.errors import InputError
 from fltrust.rules import Aggregate, FedAvg, FLTrust, FLTrustNoNorm, FLTrustNoReLU, FLTrustServer, Received, Rule
@@ -158,11 +158,12 @@ def test_constants_of_ridge_satisfy_the_assumptions(ridge: ModuleType) -> None:
 
     def unit(count: int) -> Tensor:
         rows = torch.randn(count, 4, generator=generator, dtype=torch.float64)
-        return rows / rows.norm(dim=1, keepdim=True)
+        return nn.functional.normalize(rows, dim=1)
 
     def gradients(weights: Tensor) -> Tensor:  # (N, d), of single examples, by autograd
         def loss(weights: Tensor, features: Tensor, target: Tensor) -> Tensor:
-            return (features @ weights - target) ** 2 / 2 + problem.penalty * weights @ weights / 2
+            value: Tensor = (features @ weights - target).square() / 2 + problem.penalty * weights @ weights / 2
+            return value
 
         grads: Tensor = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, problem.features, problem.targets)
         return grads

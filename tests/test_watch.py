@@ -182,7 +182,7 @@ def test_a_run_that_comes_goes_and_is_damaged(tmp_path: Path) -> None:
         (run / "records.jsonl").touch()
         append(run, record(1, 5, 1))
         visitor.wait(lambda: len(visitor.rounds) == 1)
-        assert visitor.top["problem"] is None
+        assert not visitor.top["problem"]
         with (run / "records.jsonl").open("a") as file:
             file.write('{"round": 2, "clients": [1\n')  # damaged half-way
         visitor.wait(lambda: visitor.top["problem"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import MOST_SECONDS
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -65,7 +66,7 @@ def test_a_finished_federation(browser: Browser, tmp_path: Path) -> None:
 def test_a_simulation_says_who_is_malicious(browser: Browser, tmp_path: Path) -> None:
     settings = ["--dataset", "mnist-5k", "--rounds", "2", "--evaluate-every", "1", "--batch-size", "4", "--device", "cpu"]
     command = [*PROGRAM, "run", *settings, "--attack", "label-flip", "--out", str(tmp_path / "run")]
-    subprocess.run(command, check=True, capture_output=True, timeout=300, env={**os.environ})
+    subprocess.run(command, check=True, capture_output=True, timeout=MOST_SECONDS, env={**os.environ})
     with watching(tmp_path / "run") as url:
         browser.open(url)
         assert "Round 2" in text(browser, "#facts")
@@ -256,7 +257,7 @@ def test_a_real_federation_with_hostile_nodes_while_it_runs(browser: Browser, tm
             try:
                 for t in range(1, 5):
                     shown = f"document.querySelector('#round').innerText == 'Round {t}'"
-                    federation.wait(lambda shown=shown: browser.run(shown), f"round {t} is not shown", "link", seconds=600)
+                    federation.wait(lambda shown=shown: browser.run(shown), f"round {t} is not shown", "link")
             finally:
                 running.kill()
         suspects = "[...document.querySelectorAll('#suspects li')].map((one) => one.innerText)"

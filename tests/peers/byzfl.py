@@ -10,14 +10,14 @@ attacks = module("byzfl.attacks.attacks")
 
 
 def median_after(mixed: np.ndarray) -> np.ndarray:
-    return np.median(mixed, axis=0)
+    return np.asarray(np.median(mixed, axis=0))
 
 
 def caf(rows: np.ndarray, f: int) -> np.ndarray:
     result = rules.CAF(f)(rows)
     if result is None:  # at f = 0
         raise ValueError("CAF returned None")
-    return result
+    return np.asarray(result)
 
 
 COMPARISONS: list[Comparison] = [

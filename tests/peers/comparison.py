@@ -79,7 +79,7 @@ class AttackComparison(Comparison):
             client_ids=torch.arange(n),
             round=torch.tensor(1),
         )
-        return attack.step(known, attack.init(n, honest[0]))[0][0].numpy()
+        return np.asarray(attack.step(known, attack.init(n, honest[0]))[0][0])
 
 
 def names(choice: str | Mapping[str, Any]) -> list[str]:
@@ -95,7 +95,7 @@ def written(choice: str | Mapping[str, Any]) -> str:
         return choice
     settings = ", ".join(f"{name}={value}" for name, value in choice.items() if name not in ("name", "rule"))
     inner = f"+{written(choice['rule'])}" if "rule" in choice else ""
-    return choice["name"] + (f"({settings})" if settings else "") + inner
+    return f"{choice['name']}({settings}){inner}" if settings else f"{choice['name']}{inner}"
 
 
 # ---------------------------------------------------------------- what is measured

@@ -36,18 +36,18 @@ def krum(rows: np.ndarray, f: int, keep: int) -> np.ndarray:
 
 def bulyan(rows: np.ndarray, f: int) -> np.ndarray:
     made = module(DEFENCES + "bulyan_defense").BulyanDefense(SimpleNamespace(byzantine_client_num=f, client_num_per_round=len(rows)))
-    return made.run(clients(rows))["w"]
+    return np.asarray(made.run(clients(rows))["w"])
 
 
 def rfa(rows: np.ndarray, f: int) -> np.ndarray:
     kind = module(DEFENCES + "RFA_defense").RFADefense
-    return kind.defend_on_aggregation(None, clients(rows))["w"]
+    return np.asarray(kind.defend_on_aggregation(None, clients(rows))["w"])
 
 
 def centred(rows: np.ndarray, f: int) -> np.ndarray:
     made = module(DEFENCES + "cclip_defense").CClipDefense(SimpleNamespace(tau=5.0, bucket_size=1))
     moved = mean(made.defend_before_aggregation(clients(rows)))
-    return made.defend_after_aggregation({"w": torch.from_numpy(moved)})["w"]
+    return np.asarray(made.defend_after_aggregation({"w": torch.from_numpy(moved)})["w"])
 
 
 def bucketed(rows: np.ndarray, size: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def bucketed(rows: np.ndarray, size: int) -> np.ndarray:
 
 def rlr(rows: np.ndarray, f: int) -> np.ndarray:
     made = module(DEFENCES + "robust_learning_rate_defense").RobustLearningRateDefense(SimpleNamespace(robust_threshold=4))
-    return made.run(clients(rows))["w"]
+    return np.asarray(made.run(clients(rows))["w"])
 
 
 COMPARISONS: list[Comparison] = [

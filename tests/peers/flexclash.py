@@ -1,5 +1,7 @@
 """FLEX-Clash, the attacks and defences of FLEXible."""
 
+from typing import Any
+
 import numpy as np
 
 from .comparison import Comparison
@@ -13,9 +15,9 @@ def models(rows: np.ndarray) -> list[list[np.ndarray]]:
     return [[row] for row in rows]
 
 
-def inner(decorated: object) -> object:
+def inner(decorated: Any) -> Any:
     """The function under FLEXible's decorator, which wants a pool of clients."""
-    return decorated.__wrapped__  # type: ignore[attr-defined]
+    return decorated.__wrapped__
 
 
 multikrum, bulyan = inner(defences.multikrum), inner(defences.bulyan)

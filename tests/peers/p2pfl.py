@@ -28,7 +28,7 @@ class Model:
 def chosen(rows: np.ndarray) -> np.ndarray:
     rule = Krum()
     rule.set_addr("server")
-    return rule.aggregate([Model(row) for row in rows]).row
+    return np.asarray(rule.aggregate([Model(row) for row in rows]).row)
 
 
 COMPARISONS: list[Comparison] = [

@@ -91,7 +91,7 @@ def between(peer: Peer) -> re.Pattern[str]:
 
 def in_page(peer: Peer) -> str:
     """What the page says of this peer."""
-    return between(peer).findall(PAGE.read_text())[0]
+    return str(between(peer).findall(PAGE.read_text())[0])
 
 
 def write(peer: Peer) -> None:

@@ -37,7 +37,8 @@ def needed(peer: Peer) -> None:
 
 def comparison_of(peer: Peer, theirs: str) -> Comparison:
     loaded = import_module(f"{__package__}.{peer.module}")
-    return next(comparison for comparison in [*loaded.COMPARISONS, *loaded.ATTACKS] if comparison.theirs == theirs)
+    every: list[Comparison] = [*loaded.COMPARISONS, *loaded.ATTACKS]
+    return next(comparison for comparison in every if comparison.theirs == theirs)
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.module)
