@@ -9,11 +9,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-LINES = {  # rule's name, momentum, voice: label, colour, line, how far the label is lifted
-    ("fltrust", None, None): ("FLTrust", "#0072B2", "-", 0),
-    ("anchor", 0.9, 1.0): ("Anchor", "#D55E00", "-", 0),
-    ("anchor", 0.0, 1.0): ("Anchor without memory", "#CC79A7", "--", 10),
-    ("anchor", 0.9, 0.0): ("Anchor without the server", "#555555", ":", 0),
+LINES = {  # rule's name, momentum, voice, limit: label, colour, line, how far the label is lifted
+    ("fltrust", None, None, None): ("FLTrust", "#0072B2", "-", 4),
+    ("anchor", 0.9, 1.0, 30.0): ("Anchor", "#D55E00", "-", 0),
+    ("anchor", 0.0, 1.0, 30.0): ("Anchor without memory", "#CC79A7", "--", 0),
+    ("anchor", 0.9, 0.0, 30.0): ("Anchor without the server", "#555555", ":", 0),
+    ("anchor", 0.9, 1.0, 1.0): ("Anchor with limit 1", "#009E73", "-.", 0),
 }
 
 
@@ -23,7 +24,7 @@ def main() -> None:
         result = json.loads(path.read_text())
         run, rule = result["experiment"], result["experiment"]["rule"]
         drawn = (run["attack"]["aim"], run["malicious"], run["seed"]) == ("mean", 20, 0)
-        line = LINES.get((rule["name"], rule.get("momentum"), rule.get("voice"))) if drawn else None
+        line = LINES.get((rule["name"], rule.get("momentum"), rule.get("voice"), rule.get("limit"))) if drawn else None
         if line is None:
             continue
         label, colour, style, lift = line

@@ -5,15 +5,20 @@ from functools import cache
 from pathlib import Path
 
 from fltrust.report.standings import Place, Standing, Standings, whole_league
-from fltrust.store.results import read
+from fltrust.store.results import Results, read
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
 @cache
+def results() -> Results:
+    return read(RESULTS)
+
+
+@cache
 def league() -> list[Standings]:
     """The league's boards on which something was run."""
-    return [board for board in whole_league(read(RESULTS)) if board.counts]
+    return [board for board in whole_league(results()) if board.counts]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

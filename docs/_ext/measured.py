@@ -1,20 +1,24 @@
-"""The table of docs/which-rule.md, from results/: the build fails if the page says something else.
+"""The tables of docs/which-rule.md, from results/: the build fails if the page says something else.
 
-python docs/_ext/measured.py    # writes it
+python docs/_ext/measured.py    # writes them
 """
 
 import re
 from pathlib import Path
 
-from league_tables import league, table, worst
+from league_tables import league, results, table, worst
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
+from fltrust.attacks import Searched
+from fltrust.league.table import ROWS
+from fltrust.league.worst_case import DECIDES, asked
 from fltrust.registry import RULES
 from fltrust.report.standings import Standing
+from fltrust.report.worst_case import Attacked, worst_cases
 
 PAGE = Path(__file__).parents[1] / "which-rule.md"
-_BETWEEN = re.compile(r"(?<=<!-- league -->\n).*?(?=<!-- end -->)", re.DOTALL)
+SEARCHED_ON = ("mnist-0.5", "har")
 
 
 def setup(application: Sphinx) -> dict[str, bool]:
@@ -24,17 +28,18 @@ def setup(application: Sphinx) -> dict[str, bool]:
 
 def check(_application: Sphinx) -> None:
     written = PAGE.read_text()
-    if written != with_table(written):
+    if written != with_tables(written):
         logging.getLogger(__name__).warning("%s is not what results/ says: run python docs/_ext/measured.py", PAGE.name)
 
 
-def with_table(text: str) -> str:
-    changed, count = _BETWEEN.subn(lambda _: f"\n{one_table()}\n\n", text)
-    assert count == 1, f"{PAGE} must have one place for the table"
-    return changed
+def with_tables(text: str) -> str:
+    for name, made in (("league", league_table), ("searched", searched_table)):
+        text, count = re.subn(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _, made=made: f"\n{made()}\n\n", text, flags=re.DOTALL)
+        assert count == 1, f"{PAGE} must have one place for the table of {name}"
+    return text
 
 
-def one_table() -> str:
+def league_table() -> str:
     """Rules that were run on each of these data sets, by their worst number; where not all attacks were run there are errors only."""
     boards = [board for board in league() if len(board.counts) > board.possible / 2]
     rows: dict[str, list[Standing]] = {}
@@ -62,6 +67,34 @@ def one_table() -> str:
     return table(head, lines)
 
 
+def searched_table() -> str:
+    """Rules on which the search was run: its worst aim beside the worst of all other attacks, the rule with the lowest numbers first."""
+    boards = worst_cases(asked(SEARCHED_ON, [row.name for row in ROWS], [DECIDES]), results())
+    rows: dict[str, list[list[Attacked]]] = {}
+    for row in ROWS:
+        attacked = [list(found.places[0].attacked) for board in boards for found in board.rows if found.row == row]
+        if any(isinstance(one.attack, Searched) for part in attacked for one in part):
+            rows[row.label] = attacked
+    head = ["rule", *(f"{board.label}: {what}" for board in boards for what in ("other attacks", "search"))]
+    return table(head, [[name, *(cell for part in found for cell in _two(part))] for name, found in sorted(rows.items(), key=_highest)])
+
+
+def _highest(item: tuple[str, list[list[Attacked]]]) -> float:
+    return max(one.error.mean for part in item[1] for one in part)
+
+
+def _two(attacked: list[Attacked]) -> list[str]:
+    parts = [[one for one in attacked if isinstance(one.attack, Searched) == searched] for searched in (False, True)]
+    return [_number(part[0]) if part else "not run" for part in parts]  # the worst comes first
+
+
+def _number(one: Attacked) -> str:
+    seeds = len(one.results)
+    spread = f" ± {one.error.spread:.3f} ({seeds})" if seeds > 1 else ""
+    aim = f", `{one.attack.aim}`" if isinstance(one.attack, Searched) else ""
+    return f"{one.error.mean:.3f}{spread}{aim}"
+
+
 def _harm(row: Standing) -> float:
     return row.harm if row.whole or row.worst_error is None else row.worst_error.number.mean
 
@@ -71,4 +104,4 @@ def _idle(row: Standing) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -136,7 +136,10 @@ def rule_in_league(name: str) -> str:
     text += (
         f"\n\n{MEANING} {ONE_SEED} 20 % of the clients are malicious. Where not all attacks were run, the worst number is the worst so far."
     )
-    text += f"\n\nA round's time includes training and evaluation; it is the median over the rule's runs. {hardware}."
+    text += (
+        "\n\nA round's time includes training and evaluation; it is the median over the rule's runs. Several may have shared a machine. "
+    )
+    text += f"{hardware}."
     whole = [(board, row) for board, row in own if row.whole]
     if whole:
         text += "\n\nUnder each attack:\n\n" + side_by_side(
