@@ -86,18 +86,18 @@ def test_curves_show_every_attack_with_its_spread_and_the_limit(browser: Browser
     browser.wait("document.querySelectorAll('#breaking-point .plot svg .curve').length")
     assert texts(browser, "#breaking-point h4") == ["fltrust: test error", "fltrust: backdoor success"]
     first = "document.querySelector('#breaking-point .plot')"
-    assert browser.run(f"{first}.querySelectorAll('.curve').length") == 4
-    assert browser.run(f"{first}.querySelectorAll('.dot').length") == 4 * 5
-    assert browser.run(f"{first}.querySelectorAll('.bar').length") == 4 * 5
+    assert browser.run(f"{first}.querySelectorAll('.curve').length") == 5
+    assert browser.run(f"{first}.querySelectorAll('.dot').length") == 5 * 5
+    assert browser.run(f"{first}.querySelectorAll('.bar').length") == 5 * 5
     assert browser.run(f"{first}.querySelectorAll('.reference').length") == 1
     assert "5 points above no attack" in texts(browser, "#breaking-point .keys")[0]
 
 
 def test_every_number_opens_its_runs_with_seeds_and_commands(browser: Browser) -> None:
     rows = texts(browser, "#breaking-point tbody tr")
-    assert [row.split(" ")[0] for row in rows] == ["scaling", "trim", "searched", "searched,"]
+    assert [row.split(" ")[0] for row in rows] == ["scaling", "trim", "searched", "searched,", "searched,"]
     assert "0.301 ▲ ± 0.001" in rows[2]
-    assert browser.run("document.querySelectorAll('#breaking-point td.cell button[data-cell]').length") == 4 * 5
+    assert browser.run("document.querySelectorAll('#breaking-point td.cell button[data-cell]').length") == 5 * 5
     browser.click("#breaking-point tbody tr:nth-child(3) td:nth-child(5) button")
     browser.wait("document.querySelectorAll('#panel .curve').length")
     panel = browser.run("document.querySelector('#panel').innerText")

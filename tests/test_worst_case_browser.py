@@ -95,7 +95,7 @@ def test_a_click_shows_the_runs(browser: Browser, tables: list[WorstCases]) -> N
     assert browser.run("document.querySelector('#panel h2').textContent") == f"MNIST-0.5 · {best.row.label} · 20 % malicious"
     text = browser.run("document.querySelector('#panel').innerText")
     assert "over 2 seeds" in text
-    assert "Of 2 attacks, the next are: Searched: " in text
+    assert "Of 3 attacks, the next are: Searched: " in text
     assert f"fltrust worst-case --dataset mnist-0.5 --rule {shlex.quote(best.row.name)} --share 20 --seeds 2" in text
 
 
