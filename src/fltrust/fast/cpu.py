@@ -90,12 +90,29 @@ def _row_sums(updates: Rows, direction: NDArray[Any], along: Floats, squares: Fl
 
 
 @compiled
-def _weighted_sum(updates: Rows, factor: Floats, total: Floats, start: int, stop: int) -> None:
-    four = np.empty(4)
-    for first in range(start, stop, 4):
-        for k in range(4):
-            four[k] = factor[first + k] if first + k < stop else 0.0
-        _add_four(total, updates, first, four)
+def _weighted_sum(updates: Rows, heard: NDArray[np.int64], factor: Floats, total: Floats, start: int, stop: int) -> None:
+    """total = factor @ updates[heard] for some blocks of columns, whose sums stay in the first cache. The rows come in fours."""
+    for block in range(start, stop):
+        begin, end = block * _TILE, min(block * _TILE + _TILE, total.size)
+        part = total[begin:end]
+        for first in range(0, heard.size, 4):
+            a, b = updates[heard[first], begin:end], updates[heard[first + 1], begin:end]
+            c, d = updates[heard[first + 2], begin:end], updates[heard[first + 3], begin:end]
+            factor_a, factor_b, factor_c, factor_d = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
+            for column in range(part.size):
+                part[column] += (factor_a * a[column] + factor_b * b[column]) + (factor_c * c[column] + factor_d * d[column])
+
+
+@compiled
+def _has_zero_row(updates: Rows, heard: NDArray[np.int64]) -> bool:
+    """A row is looked at up to its first value that is not 0."""
+    for row in heard:
+        column = 0
+        while column < updates.shape[1] and updates[row, column] == 0:
+            column += 1
+        if column == updates.shape[1]:
+            return True
+    return False
 
 
 @compiled
@@ -125,33 +142,6 @@ def _trusted_sum(
         _add_four(total, updates, first, factor)
 
 
-@compiled
-def _measured_sum(updates: Rows, factor: Floats, total: Floats, squares: Floats, start: int, stop: int) -> None:
-    """total += factor @ updates and each row's sum of squares, for some blocks of columns: one read of memory."""
-    n, d = updates.shape
-    for block in range(start, stop):
-        begin, end = block * _TILE, min(block * _TILE + _TILE, d)
-        part = total[begin:end]
-        for first in range(0, n, 4):
-            last = n - 1
-            a, b = updates[first, begin:end], updates[min(first + 1, last), begin:end]
-            c, e = updates[min(first + 2, last), begin:end], updates[min(first + 3, last), begin:end]
-            factor_a, factor_b, factor_c, factor_e = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
-            squares_a = squares_b = squares_c = squares_e = 0.0
-            for column in range(part.size):
-                in_a, in_b = np.float64(a[column]), np.float64(b[column])
-                in_c, in_e = np.float64(c[column]), np.float64(e[column])
-                part[column] += (factor_a * in_a + factor_b * in_b) + (factor_c * in_c + factor_e * in_e)
-                squares_a += in_a * in_a
-                squares_b += in_b * in_b
-                squares_c += in_c * in_c
-                squares_e += in_e * in_e
-            squares[first] += squares_a
-            squares[first + 1] += squares_b
-            squares[first + 2] += squares_c
-            squares[first + 3] += squares_e
-
-
 def _together(totals: Floats) -> Tensor:
     """The sum of the threads' sums (threads, ..)."""
     for total in totals[1:]:
@@ -171,22 +161,21 @@ def row_sums(updates: Tensor, direction: Tensor | None) -> tuple[Tensor, Tensor]
 
 def weighted_sum(updates: Tensor, factor: Tensor) -> Tensor:
     """factor @ updates (d,) in float64; rows of factor 0 may hold anything."""
-    n, d = updates.shape
-    rows, factors, totals = updates.detach().numpy(), factor.numpy(), np.zeros((parts(n, 4), d))
-    in_threads(lambda part, start, stop: _weighted_sum(rows, factors, totals[part], start, stop), n, 4)
-    return _together(totals)
+    d = updates.shape[1]
+    rows, factors, total, blocks = updates.detach().numpy(), factor.numpy(), np.zeros(d), -(-d // _TILE)
+    heard = factors.nonzero()[0]
+    more = -heard.size % 4  # the last row again, times 0
+    heard, weights = np.concatenate((heard, np.repeat(heard[-1:], more))), np.concatenate((factors[heard], np.zeros(more)))
+    in_threads(lambda _, start, stop: _weighted_sum(rows, heard, weights, total, start, stop), blocks, 1)
+    return torch.from_numpy(total)
 
 
 def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
-    """factor @ updates (d,) in float64, or None if a row is not usable."""
-    n, d = updates.shape
-    rows, blocks, height = updates.detach().numpy(), -(-d // _TILE), -(-n // 4) * 4
-    factors = np.zeros(height)  # those that fill up the last four are 0
-    factors[:n] = factor.numpy()
-    total, squares = np.zeros(d), np.zeros((parts(blocks, 1), height))
-    in_threads(lambda part, start, stop: _measured_sum(rows, factors, total, squares[part], start, stop), blocks, 1)
-    lengths = squares.sum(0)[:n]
-    return torch.from_numpy(total) if (np.isfinite(lengths) & (lengths > 0)).all() else None
+    """factor @ updates (d,) in float64, or None if a row that counts is not usable: NaN and infinity would be in the sum."""
+    total = weighted_sum(updates, factor)
+    if not np.isfinite(total.numpy()).all() or _has_zero_row(updates.detach().numpy(), factor.numpy().nonzero()[0]):
+        return None
+    return total
 
 
 def trusted_sum(updates: Tensor, root_update: Tensor, least_trust: float, stretch: tuple[float, float]) -> tuple[Tensor, Tensor]:
