@@ -160,12 +160,15 @@ def test_changes_are_larger_root_sets_other_rules_and_the_control_each_under_the
 FACTS = {"train_examples": 4000, "test_examples": 1000, "guess_error": 0.9, "difference": 0.4, "own_root": False}
 
 
-def concluded(ends: Callable[[Experiment], float], question: Question, *, facts: dict[str, Any] = FACTS, audits: Any = None) -> Answer:
-    """The answer if every run ended at this error; the changes are those where the rule breaks."""
+def concluded(
+    ends: Callable[[Experiment], float | None], question: Question, *, facts: dict[str, Any] = FACTS, audits: Any = None
+) -> Answer:
+    """The answer if every run ended at this error, and has no result at None; the changes are those where the rule breaks."""
     runs = [run for stage in stages(question)[0] for run in stage.runs]
 
     def found(of: list[Experiment]) -> list[Result]:
-        return [made_up(run, error=ends(run) + 0.002 * run.seed, success=0.01, seed=run.seed) for run in of]
+        ended = [(run, error) for run in of if (error := ends(run)) is not None]
+        return [made_up(run, error=error + 0.002 * run.seed, success=0.01, seed=run.seed) for run, error in ended]
 
     about: dict[str, Any] = {
         "command": "fltrust redteam",
@@ -260,6 +263,25 @@ def test_a_rule_that_the_search_harms_more_is_no_advice() -> None:
     as_strong = concluded(lambda run: min(ends(run), 0.125) if RULES.name_of(run.rule) == "median" else ends(run), asked(attack="trim"))
     assert as_strong.best is not None
     assert as_strong.best.what == "median instead"
+
+
+@pytest.mark.parametrize(("rule", "rival"), [("fltrust", "median"), ("krum", "fltrust")])
+def test_a_rival_is_advised_once_all_its_own_runs_have_results(rule: str, rival: str) -> None:
+    """A rule with a root set meets one search more than one without."""
+
+    def ends(run: Experiment) -> float:
+        return 0.4 if run.malicious >= 4 and RULES.name_of(run.rule) == rule else 0.1
+
+    def without_sign(run: Experiment) -> float | None:
+        return None if RULES.name_of(run.rule) == rival and run.attack == Searched("sign") and run.malicious == 4 else ends(run)
+
+    question = asked(attack="trim", rule=f"{rule},{rival}", tried="none")
+    found = concluded(ends, question)
+    assert found.best is not None
+    assert found.best.what == f"{rival} instead"
+    lacking = concluded(without_sign, question)
+    (incomplete,) = (one for one in lacking.compared() if one.what == f"{rival} instead")
+    assert lacking.passed_over(incomplete) == "it has not met all attacks"
 
 
 def test_a_change_that_learns_worse_is_measured_against_the_rule_in_question() -> None:
@@ -381,6 +403,12 @@ class RaisesLater(FedAvg):
         if received.updates.shape[1] > 1:  # a real model, not a trial
             raise ZeroDivisionError("later")
         return super().aggregate(received)
+
+
+@RULES.register("mine")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    "The mean."
 """
 COMMAND = ["redteam", "--task", "my_task.py:build", "--rule", "fltrust", "--attack", "trim,scaling", "--shares", "5,20,40", "--points", "1"]
 COMMAND += ["--seeds", "1", "--try", "median", "--device", "cpu", "--out", "out"]
@@ -471,8 +499,6 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
 def test_the_commands_that_repeat_it_say_how_and_where_it_was_run(folder: Path) -> None:
     where = ["--precision", "float32", "--device", "cpu", "--data-dir", "my data"]
     words = ["redteam", "--dataset", "mnist-5k", "--rule", "mine", "--plugin", "my_rules.py", "--rounds", "1", "--attack", "trim"]
-    with Path("my_rules.py").open("a") as file:
-        file.write('\n\n@RULES.register("mine")\n@dataclass(frozen=True)\nclass Mine(FedAvg):\n    "The mean."\n')
     fltrust(*words, "--shares", "5", "--seeds", "1", "--try", "none", *where, "--out", "out")
     found = written()
     told = "fltrust redteam --dataset mnist-5k --rule mine"
@@ -584,6 +610,17 @@ def test_runs_on_data_that_changed_do_not_stand_for_the_new_data(folder: Path, m
     used = r"fltrust: my_task\.py:build\(\) changed after \d+ runs in out had used it"
     assert re.fullmatch(rf"{used}: choose another --out, or delete them, such as out/\S+\n", done.stderr)
     assert Path("out/redteam.json").read_bytes() == before
+
+
+def test_a_rule_to_try_that_changed_is_named(folder: Path) -> None:
+    words = [*COMMAND, "--attack", "trim", "--shares", "40", "--try", "mine", "--plugin", "my_rules.py"]
+    fltrust(*words)
+    before = Path("out/redteam.json").read_bytes()
+    assert "mine instead" in {one["what"] for one in json.loads(before)["changes"]}
+    with Path("my_rules.py").open("a") as file:
+        file.write("# another one\n")
+    with pytest.raises(InputError, match=r"my_rules\.py changed after \d+ runs in out had used it"):
+        fltrust(*words)
 
 
 def test_mistakes_are_one_line_and_exit_code_2(folder: Path) -> None:

@@ -193,6 +193,7 @@ class _Team:
         worst = at.results[0].run.to_dict()["attack"]
         spare = self.facts.train_examples if self.facts and not self.facts.own_root else 0
         self.changes, left_out = changes(self.question, worst, found.shown, broken=found.breaks is not None, train_examples=spare)
+        self._refuse_changed()
         say_left_out(self.screen, left_out)
         self.left_out += left_out
         runs = list({run.key: run for change in self.changes for run in change.runs}.values())

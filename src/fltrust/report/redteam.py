@@ -75,7 +75,8 @@ class Answer:
     plugins: tuple[Path, ...]
     where: tuple[str, ...]  # options that every run needs to be repeated, such as --data-dir
     facts: Mapping[str, Any]  # of the data, see `redteam.facts`
-    results: Results  # of the runs that were planned
+    runs: tuple[Experiment, ...]  # that were planned, without those of the changes
+    results: Results  # of all runs that were planned
     board: Board | None  # the rules under all attacks; None before the first result
     changed: tuple[tuple[str, Board], ...]  # what was changed, and its runs
     audits: Callable[[str], Seen | None]  # by a run's key
@@ -134,8 +135,7 @@ class Answer:
         own = self._worst(self._own, self.row, self.breaks)
         rivals = [self._worst(f"{row.rule} instead", row, self.breaks) for row in self.board.rows if row is not self.row]
         others = [self._worst(what, row, self.breaks) for what, board in self.changed for row in board.rows]
-        met = own.attacks if own else 0
-        found = [own, *(one and replace(one, complete=one.attacks >= met) for one in rivals), *others]
+        found = [own, *(one and replace(one, complete=self._met_all(one.point)) for one in rivals), *others]
         return sorted((one for one in found if one), key=lambda one: one.cost)
 
     def _worst(self, what: str, row: Row, malicious: int) -> Worst | None:
@@ -147,6 +147,11 @@ class Answer:
         attacks = [point.results[0].run.attack for _, point in lines]
         searched = {attack: cost for attack, cost in zip(attacks, costs, strict=True) if isinstance(attack, Searched)}
         return Worst(what, line.attack, point, row.clean, max(costs), len(lines), searched)
+
+    def _met_all(self, point: Point) -> bool:
+        """Whether every run that was planned of the point's rule, with as many malicious clients, has a result."""
+        rule = point.results[0].run.rule
+        return all(self.results.of(run) for run in self.runs if (run.rule, run.malicious) == (rule, point.malicious))
 
     def _cost(self, line: Line, point: Point) -> float:
         """Against the rule in question without attack, so that a change that learns worse does not look better."""
@@ -215,7 +220,7 @@ class Answer:
 
 def answer(
     question: Question,
-    runs: Iterable[Experiment],
+    runs: Sequence[Experiment],
     changes: Sequence[Change],
     found: Results,
     *,
@@ -237,6 +242,7 @@ def answer(
         tuple(plugins),
         tuple(where),
         facts,
+        tuple(runs),
         planned,
         board,
         tuple((what, one[0]) for what, one in changed if one),
