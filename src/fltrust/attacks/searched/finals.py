@@ -14,14 +14,18 @@ _WIDTH = 2048  # columns that are multiplied together: a GPU needs many small pr
 _AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
 
 
-def most_damaging(scene: Scene, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
-    """The rows (m, d) with the largest damage, of rivals (R, m, d) and the search's own finalists (F, m, d).
+def most_damaging(
+    scene: Scene, view: Scene, aim: Aim, basis: Basis, sent: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], ahead: int
+) -> Tensor:
+    """The rows (m, d) with the largest damage, of what rivals (R, m, d) and the search's own finalists (F, m, d) send.
 
-    All of them are run on the rule; if it has a closed form, only the best three rivals and two finalists that the closed form of these
-    very rows names. It can err where a row lies exactly on a threshold of the rule, and rounding decides.
+    All of them are run on the rule, with its memory. If the rule has a closed form in the view after its memory, where these rows are
+    `seen`, then only the best three rivals and two finalists that it names. It can err where a row lies exactly on a threshold of the
+    rule, and rounding decides.
     """
-    if has_closed_form(scene.rule) and not aim.is_loss:
-        values = _closed(scene, aim, basis, torch.cat((rivals, own)), ahead)
+    rivals, own = sent
+    if has_closed_form(view.rule) and not aim.is_loss:
+        values = _closed(view, aim, basis, torch.cat(seen), ahead)
         rivals = rivals.index_select(0, values[: len(rivals)].topk(min(_RIVALS, len(rivals))).indices)
         own = own.index_select(0, values[-len(own) :].topk(min(_OWN, len(own))).indices)
     rows = torch.cat((rivals, own))
