@@ -1,12 +1,15 @@
 """The CNN's kernels for a CPU against autograd in float64."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fltrust.models import CNN, Model, initialise
+from fltrust.models import CNN, LogisticRegression, Model, initialise
 from fltrust.objectives import CrossEntropy
-from fltrust.training.local import Job, _cnn_in_threads, _fits_cnn_kernels, _threads_over_clients
+from fltrust.training.local import Job, _cnn_in_threads, _fits_closed_form, _fits_cnn_kernels, _threads_over_clients, local_updates
 
 pytest.importorskip("numba")
 
@@ -80,3 +83,42 @@ def test_other_networks_frozen_layers_colours_and_float64_are_left_to_autograd()
         pass
 
     assert not _fits_cnn_kernels(job._replace(model=Model(Other((1, 28, 28), 4))))
+
+
+def _padded(module: CNN) -> None:
+    module.conv1 = nn.Conv2d(1, 30, 3, padding=1)  # the poolings drop what is added, so all shapes still fit
+
+
+def _hooked(module: CNN) -> None:
+    module.output.register_forward_hook(lambda _layer, _inputs, outputs: outputs / 10)
+
+
+def _with_a_layer_more(module: CNN) -> None:
+    module.output = nn.Sequential(nn.Tanh(), module.output)  # type: ignore[assignment]
+
+
+def _wider(module: CNN) -> None:
+    module.conv2, module.hidden = nn.Conv2d(30, 64, 3), nn.Linear(64 * 25, 100)
+
+
+def _with_another_forward(module: CNN) -> None:
+    plain = module.forward
+    module.forward = lambda images: plain(1 - images)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("change", [_padded, _hooked, _with_a_layer_more, _wider, _with_another_forward])
+def test_a_changed_network_is_trained_as_it_is(change: Callable[[CNN], None]) -> None:
+    module = CNN((1, 28, 28), 4)
+    change(module)
+    job = job_of((1, 28, 28), 2, 1, 4)
+    job = job._replace(model=Model(module), weights=Model(module).initial_weights)
+    assert not _fits_cnn_kernels(job)
+    assert torch.equal(local_updates(job.model, *job[1:6]), _threads_over_clients(job))
+
+
+def test_a_changed_linear_model_is_left_to_autograd() -> None:
+    module = LogisticRegression((1, 28, 28), 4)
+    job = job_of((1, 28, 28), 2, 1, 4)._replace(model=Model(module), weights=Model(module).initial_weights)
+    assert _fits_closed_form(job)
+    module.output.register_forward_hook(lambda _layer, _inputs, outputs: outputs / 10)
+    assert not _fits_closed_form(job._replace(model=Model(module)))

@@ -32,7 +32,7 @@ class Objective:
     classes: ClassVar[int | None] = 0  # classes of the targets; None: as many as the data have; 0: targets are no classes
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss (k,) of each example; training minimises a weighted sum of them."""
+        """The loss (k,) of each example, from its own outputs and targets alone; training minimises a weighted sum of them."""
         raise NotImplementedError
 
     def predict(self, outputs: Tensor) -> Tensor | None:

@@ -34,6 +34,7 @@ class Model:
         self.initial_weights = flatten([parameter.detach() for parameter in trainable(self.module)]).float()  # (d,)
         self.d = self.initial_weights.numel()
         self.shares_pass: bool | None = None  # on a GPU; see training/local.py
+        self._as_made: dict[tuple[type[nn.Module], tuple[int, ...]], bool] = {}
         self.has_dropout = any(isinstance(layer, Dropout) for layer in self.module.modules())
         self.seeds: Tensor | None = None  # (n, R, b) of dropout, while clients train
         norms = _batch_norms(self.module)
@@ -50,6 +51,18 @@ class Model:
             yield
         finally:
             self.seeds = None
+
+    def is_as_made(self, kind: type[nn.Module], shape: tuple[int, ...]) -> bool:
+        """Whether the module is what kind(shape, classes) makes: then a fast path may compute it without looking at its layers."""
+        if (kind, shape) not in self._as_made:
+            self._as_made[kind, shape] = type(self.module) is kind and self._equals(kind, shape)
+        return self._as_made[kind, shape]
+
+    def _equals(self, kind: type[nn.Module], shape: tuple[int, ...]) -> bool:
+        with torch.device("meta"):
+            made = kind(shape, self.shapes[-1][0])
+        same = repr(self.module) == repr(made) and self.names == [name for name, _ in made.named_parameters()]  # no layer changed or frozen
+        return same and not any(_is_hooked(layer) for layer in self.module.modules())
 
     def split(self, weights: Tensor) -> list[Tensor]:
         """The parameters as views of the vector."""
@@ -97,6 +110,11 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def flatten(parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
+
+
+def _is_hooked(layer: nn.Module) -> bool:
+    hooks = (hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
+    return "forward" in vars(layer) or any(hooks)
 
 
 def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -81,8 +81,7 @@ def local_updates(
 
 
 def _fits_closed_form(job: Job) -> bool:
-    linear = type(job.model.module) is LogisticRegression and len(job.model.names) == 2
-    return job.on_cpu and job.single_step and linear and job.one_class_each
+    return job.on_cpu and job.single_step and job.one_class_each and job.model.is_as_made(LogisticRegression, job.inputs.shape[3:])
 
 
 @way(_fits_closed_form)
@@ -113,9 +112,8 @@ def _cnn_kernels() -> ModuleType | None:
 
 
 def _fits_cnn_kernels(job: Job) -> bool:
-    whole = type(job.model.module) is CNN and len(job.model.names) == 8  # none is frozen
     grey = job.inputs.dim() == 6 and job.inputs.shape[3] == 1 and job.inputs.dtype == job.weights.dtype == torch.float32
-    return job.on_cpu and whole and grey and _cnn_kernels() is not None
+    return job.on_cpu and grey and job.model.is_as_made(CNN, job.inputs.shape[3:]) and _cnn_kernels() is not None
 
 
 @way(_fits_cnn_kernels)
@@ -215,7 +213,7 @@ def _one_shared_pass(job: Job) -> Tensor:
     scale = -job.lr * job.loss_weights[:, 0]
     largest = scale.abs().amax().clamp(min=1e-30)
     scale = scale / largest  # so that float16 holds what flows back, however small the learning rate
-    if isinstance(model.module, CNN) and model.d == PAPER_CNN and images.shape[2:] == (1, 28, 28):
+    if images.shape[2:] == (1, 28, 28) and model.d == PAPER_CNN and model.is_as_made(CNN, (1, 28, 28)):
         return cnn_gradients(job.weights, images, labels, scale, job.precision).mul_(largest)
     seed_dropout(model.module, None if job.seeds is None else job.seeds[:, 0].flatten())
     gradients = shared_gradients(model.module, job.weights, images, labels, scale, job.precision).mul_(largest)
