@@ -17,9 +17,9 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.league.worst_case import asked
 from fltrust.paper.exhibit import declared
-from fltrust.registry import ATTACKS, DATASETS, RULES, load_plugin
+from fltrust.registry import ATTACKS, DATASETS, OBJECTIVES, RULES, load_plugin
 from fltrust.store import results
-from fltrust.tasks.build import plugins_of
+from fltrust.tasks.build import build_task, plugins_of
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -42,6 +42,16 @@ def load(data_dir):
 
 DATASETS.register("my-data")(Profile({}, "mine", load=load))
 """
+OBJECTIVE = """
+from dataclasses import dataclass
+from fltrust.objectives import CrossEntropy
+from fltrust.registry import OBJECTIVES
+
+@OBJECTIVES.register("my-objective")
+@dataclass(frozen=True)
+class Mine(CrossEntropy):
+    "The same."
+"""
 SETTINGS = 'model = "logistic"\nnum_clients = 6\nmalicious = 1\nrounds = 4\nbatch_size = 4\nglobal_lr = 0.05\nroot_size = 6\n'
 
 
@@ -49,7 +59,7 @@ SETTINGS = 'model = "logistic"\nnum_clients = 6\nmalicious = 1\nrounds = 4\nbatc
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plug-in, loaded, and arrays of one's own, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    for registry in (RULES, ATTACKS, DATASETS):
+    for registry in (RULES, ATTACKS, DATASETS, OBJECTIVES):
         list(registry)
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     Path("mine.py").write_text(PLUGIN)
@@ -85,7 +95,8 @@ def sha256(path: str) -> str:
 
 
 def said(name: str, path: str) -> str:
-    return f"^{re.escape(name)} changed after 1 run in out had used it: choose another --out, or delete them, such as {re.escape(path)}$"
+    changed = f"{re.escape(name)} was changed, added or removed after 1 run in out"
+    return f"^{changed}: choose another --out, or delete them, such as {re.escape(path)}$"
 
 
 @pytest.mark.parametrize(
@@ -127,11 +138,45 @@ def test_data_that_changed_are_named(folder: Path) -> None:
         fltrust(*words)
 
 
+def test_data_that_came_or_went_are_named(folder: Path) -> None:
+    words = ["sweep", "--task", "points", "--rule", "median", "--attack", "trim", "--dry-run"]
+    path = store(Experiment.on("points", "median", "trim"), datasets.examples_of("points").files)
+    np.save("points/root.npy", np.arange(6))
+    with pytest.raises(InputError, match=said("root.npy", path)):
+        fltrust(*words)
+    store(Experiment.on("points", "median", "trim"), datasets.examples_of("points").files)
+    fltrust(*words)
+    Path("points/root.npy").unlink()
+    with pytest.raises(InputError, match=said("root.npy", path)):
+        fltrust(*words)
+
+
+def test_a_plug_in_of_another_name_is_another_one(folder: Path) -> None:
+    words = ["league", "--dataset", "har", "--rule", "my-rule", "--attack", "trim", "--plugin", "mine.py", "--dry-run"]
+    path = store(declared("har", "my-rule", "trim"), {"UCI HAR Dataset.zip": "0" * 64, "earlier.py": sha256("mine.py")})
+    with pytest.raises(InputError, match=said("earlier.py", path)):
+        fltrust(*words)
+
+
+def test_the_plug_in_of_an_objective_that_changed_is_named(folder: Path) -> None:
+    words = ["sweep", "--task", "points", "--rule", "median", "--attack", "trim", "--plugin", "objective.py", "--dry-run"]
+    Path("objective.py").write_text(OBJECTIVE)
+    load_plugin(Path("objective.py"))
+    Path("points/task.toml").write_text(f'{SETTINGS}objective = "my-objective"\n')
+    run = Experiment.on("points", "median", "trim")
+    path = store(run, build_task(run).files)
+    fltrust(*words)
+    change("objective.py")
+    with pytest.raises(InputError, match=said("objective.py", path)):
+        fltrust(*words)
+
+
 def test_a_stored_run_never_makes_a_sweep_load_what_it_names_as_its_data(folder: Path) -> None:
-    store(Experiment.on("points", "median", "trim"), {"task.toml": "0" * 64})
-    for file in Path("points").iterdir():
-        file.unlink()
+    Path("evil.py").write_text("open('loaded', 'w')\n")
+    run = dataclasses.replace(Experiment.on("points", "median", "trim"), dataset="evil.py:build")
+    store(run, {"evil.py": "0" * 64, "evil.py:build()": "0" * 64, "objective.py": "0" * 64})
     fltrust("sweep", "--dataset", "mnist-5k", "--rule", "median", "--attack", "trim", "--dry-run")
+    assert not Path("loaded").exists()
 
 
 def test_a_run_on_a_plug_ins_data_depends_on_its_file(folder: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fltrust.cli import app
+from fltrust.datasets import Examples, examples_of
 from fltrust.datasets.own import _built, read_npy
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -190,6 +191,35 @@ def test_a_function_with_its_own_model(my_task: Callable[[str], str]) -> None:
     assert set(task.files) == {"my_task.py", "my_task.py:build()"}
     assert last_error(name) < 0.2
     assert build_task(Experiment.on(my_task(FILE.replace("SEED", "0")))).files == task.files
+
+
+def test_another_objective_or_number_of_outputs_is_another_task(my_task: Callable[[str], str]) -> None:
+    objective = """
+from dataclasses import dataclass
+from fltrust.objectives import CrossEntropy
+
+@dataclass(frozen=True)
+class Weighted(CrossEntropy):
+    by: object
+    margin: float = 0.0
+"""
+    kept: list[Examples] = []  # so that no two objectives share an address
+
+    def digest(chosen: str, comment: str = "") -> str:
+        text = objective + FILE.replace("SEED", "0").replace("settings=settings", f"settings=settings, {chosen}") + comment
+        kept.append(examples_of(my_task(text)))
+        return kept[-1].files["my_task.py:build()"]
+
+    usual, own = digest(""), digest("objective=Weighted(lambda: 1)")
+    assert digest('objective="cross-entropy", num_classes=2', "# the same") == usual
+    assert digest("objective=Weighted(lambda: 1)") == own
+    others = [
+        digest("num_classes=3"),
+        digest('objective="binary"'),
+        digest("objective=Weighted(lambda: 1, margin=0.5)"),
+        digest("objective=Weighted(lambda: 1)", "# its file is another one"),
+    ]
+    assert len({usual, own, *others}) == 6
 
 
 def test_changed_data_are_not_resumed(my_task: Callable[[str], str], tmp_path: Path) -> None:

@@ -602,12 +602,12 @@ def test_runs_on_data_that_changed_do_not_stand_for_the_new_data(folder: Path, m
     fltrust(*words)
     assert Path("out/redteam.json").read_bytes() == before
     monkeypatch.setattr("fltrust.cli.changed.plugins_of", lambda run: {"my_task.py": "another plug-in"})
-    with pytest.raises(InputError, match=r"my_task\.py changed after \d+ runs in out had used it"):
+    with pytest.raises(InputError, match=r"my_task\.py was changed, added or removed after \d+ runs in out"):
         fltrust(*words)
     task.write_text(task.read_text().replace("0.5 * rng", "50 * rng"))
     done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, check=False)  # this process has loaded the task already
     assert done.returncode == 2
-    used = r"fltrust: my_task\.py:build\(\) changed after \d+ runs in out had used it"
+    used = r"fltrust: my_task\.py:build\(\) was changed, added or removed after \d+ runs in out"
     assert re.fullmatch(rf"{used}: choose another --out, or delete them, such as out/\S+\n", done.stderr)
     assert Path("out/redteam.json").read_bytes() == before
 
@@ -619,7 +619,7 @@ def test_a_rule_to_try_that_changed_is_named(folder: Path) -> None:
     assert "mine instead" in {one["what"] for one in json.loads(before)["changes"]}
     with Path("my_rules.py").open("a") as file:
         file.write("# another one\n")
-    with pytest.raises(InputError, match=r"my_rules\.py changed after \d+ runs in out had used it"):
+    with pytest.raises(InputError, match=r"my_rules\.py was changed, added or removed after \d+ runs in out"):
         fltrust(*words)
 
 

@@ -4,46 +4,60 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from fltrust import datasets
+from fltrust.datasets.own import code_of
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.redteam.facts import data_files
 from fltrust.registry import DATASETS
 from fltrust.report.words import plural
 from fltrust.store.results import Result, file_of
-from fltrust.tasks.build import plugins_of
+from fltrust.tasks.build import data_files, plugins_of
 
 Files = Mapping[str, str]  # and their sha256
 
 
-def refuse_changed(stored: Iterable[Result], data: Mapping[str, Files], out: Path) -> None:
+def refuse_changed(stored: Iterable[Result], data: Mapping[str, Files | None], out: Path) -> None:
     """Refuses results of the folder `out` that were made with other plug-ins than those loaded, or from other `data` than these."""
     stale: dict[str, list[Result]] = {}
-    for one in stored:
-        now, then = {**data.get(one.run.dataset, {}), **_plugins(one.run)}, one.about["files"]
-        for name in now.keys() & then.keys() if isinstance(then, Mapping) else ():
-            if now[name] != then[name]:
-                stale.setdefault(name, []).append(one)
+    for result in stored:
+        for name in _changed(result, data.get(result.run.dataset)):
+            stale.setdefault(name, []).append(result)
     if stale:
         name, runs = min(stale.items())
-        used = f"{name} changed after {plural(len(runs), 'run')} in {out} had used it"
-        raise InputError(f"{used}: choose another --out, or delete them, such as {file_of(runs[0].run, out)}")
+        after = f"{name} was changed, added or removed after {plural(len(runs), 'run')} in {out}"
+        raise InputError(f"{after}: choose another --out, or delete them, such as {file_of(runs[0].run, out)}")
 
 
-def own_data(asked: Collection[str], stored: Iterable[Result], data_dir: str | None) -> dict[str, Files]:
+def _changed(result: Result, data: Files | None) -> set[str]:
+    """The files that differ from those of the result, or that only one side has; `data` is None if they were not loaded."""
+    run, plugins = result.run, _plugins(result.run)
+    recorded = result.about["files"] if isinstance(result.about["files"], Mapping) else {}
+    current = {**(data or {}), **(plugins or {})}
+    every_plugin = plugins is not None and (data is not None or not _own(run.dataset))  # one's own data may bring an objective
+    gone = {name for name in recorded if (every_plugin if name.endswith(".py") else data is not None)}
+    code = code_of(run.dataset)
+    unused = {code.name} - (plugins or {}).keys() if code else set()  # of a task's code, what it returns counts
+    return {name for name in (current.keys() | gone) - unused if current.get(name) != recorded.get(name)}
+
+
+def own_data(asked: Collection[str], stored: Iterable[Result], data_dir: str | None) -> dict[str, Files | None]:
     """The files of users' own data, of those that are asked for alone: a stored run may name any file, and loading would run it."""
-    used = {one.run.dataset for one in stored} & set(asked)
-    return {name: _files(name, data_dir) for name in used if name not in DATASETS or DATASETS[name].load is not None}
+    used = {result.run.dataset for result in stored} & set(asked)
+    return {name: _files(name, data_dir) for name in used if _own(name)}
 
 
-def _files(name: str, data_dir: str | None) -> dict[str, str]:
+def _own(dataset: str) -> bool:
+    return dataset not in DATASETS or DATASETS[dataset].load is not None
+
+
+def _files(name: str, data_dir: str | None) -> Files | None:
     try:
         return data_files(datasets.examples_of(name, data_dir))
     except InputError:  # they are not here: the runs will say so, unless a cluster has them
-        return {}
+        return None
 
 
-def _plugins(run: Experiment) -> dict[str, str]:
+def _plugins(run: Experiment) -> Files | None:
     try:
         return plugins_of(run)
     except InputError:  # the plug-in of a stored run is not loaded
-        return {}
+        return None

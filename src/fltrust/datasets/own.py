@@ -15,12 +15,13 @@ there, since no other data's would do. The loss is the mean over a batch unless 
     batch_size = 32
     global_lr = 0.1
 
-Arrays are read as plain numbers, never unpickled. A result names the sha256 of every file, and of the arrays that a function built.
+Arrays are read as plain numbers, never unpickled. A result names the sha256 of every file, and of what a function built.
 """
 
 import hashlib
 import io
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -36,7 +37,7 @@ from fltrust.datasets.dataset import Examples, Profile
 from fltrust.datasets.reading import DamagedError
 from fltrust.errors import InputError
 from fltrust.experiment import check_fields
-from fltrust.registry import OBJECTIVES, load_plugin, where_in
+from fltrust.registry import OBJECTIVES, load_plugin, plugin_files, where_in
 
 SETTINGS = "task.toml"
 MOST_CLASSES = 1_000_000  # a model of more outputs is a mistake
@@ -45,11 +46,10 @@ ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 def find(name: str) -> Profile | None:
     """The usual experiment on a user's own data, by its file and function or by its folder; None for a name that is neither."""
-    file, colon, function = name.rpartition(":")
     if not ("/" in name or ".py" in name or Path(name).is_dir()):
         return None
-    if colon and file.endswith(".py"):
-        examples = _built(Path(file).resolve(), function)
+    if code := code_of(name):
+        examples = _built(code.resolve(), name.rpartition(":")[2])
         return _profile(name, examples.settings, examples.owners is not None, examples.root, lambda data_dir: examples)
     if Path(name).is_dir():
         folder = Path(name)
@@ -59,6 +59,12 @@ def find(name: str) -> Profile | None:
         root = read_npy("root.npy", _read(folder / "root.npy")) if (folder / "root.npy").exists() else None
         return _profile(name, settings, (folder / "owners.npy").exists(), root, partial(_load_folder, folder, chosen))
     raise _no_task(name)
+
+
+def code_of(name: str) -> Path | None:
+    """The file with the function that builds these data; None for all other data."""
+    file = name.rpartition(":")[0]
+    return Path(file) if file.endswith(".py") else None
 
 
 def own(name: str) -> str:
@@ -101,7 +107,9 @@ def _built(path: Path, function: str) -> Examples:
         examples = _checked(examples)
     except InputError as problem:
         raise InputError(f"{name}: {problem}") from problem
-    digest = hashlib.sha256()
+    objective = built(OBJECTIVES, examples.objective, {})
+    parameters = re.sub(" at 0x[0-9a-f]+", "", repr(objective))  # another process has other addresses
+    digest = hashlib.sha256(f"{parameters} {examples.num_classes} {plugin_files(type(objective))}".encode())
     for array in (examples.train, examples.train_labels, examples.test, examples.test_labels, examples.owners, examples.root):
         if array is not None:
             digest.update(f"{array.dtype.str} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())

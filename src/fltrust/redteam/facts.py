@@ -13,7 +13,7 @@ from fltrust.datasets import Examples
 from fltrust.experiment import Experiment
 from fltrust.objectives import BinaryCrossEntropy, CrossEntropy, Objective, SquaredError
 from fltrust.registry import OBJECTIVES
-from fltrust.tasks.build import build_task
+from fltrust.tasks.build import build_task, data_files
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Facts:
     guess_error: float | None  # of whoever always gives the most frequent answer; None for an objective of the user's own
     difference: float | None  # mean total variation distance of a client's classes from those of all clients: 0 alike, 1 nothing in common
     own_root: bool  # the data name the root set
-    files: Mapping[str, str]  # the data's, and their sha256
+    files: Mapping[str, str]  # the data's and their objective's, and their sha256
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "files"}
@@ -38,11 +38,6 @@ def facts_of(run: Experiment, data_dir: str | None) -> Facts:
     difference = _difference([examples.train_labels[own] for own in task.clients]) if single else None
     sizes = len(examples.train_labels), len(examples.test_labels)
     return Facts(*sizes, _guess_error(examples, objective), difference, examples.root is not None, data_files(examples))
-
-
-def data_files(examples: Examples) -> dict[str, str]:
-    """The files that make up these data, and their sha256; of a task's code, what it returns counts."""
-    return {name: sha256 for name, sha256 in examples.files.items() if not name.endswith(".py")}
 
 
 def _guess_error(examples: Examples, objective: Objective) -> float | None:

@@ -93,7 +93,7 @@ def build_task(
         attack=run.attack,
         seed=run.seed,
         device=device,
-        files={**examples.files, **plugins_of(run)},
+        files={**data_files(examples), **plugins_of(run)},
         warnings=examples.warnings,
     )
 
@@ -103,6 +103,11 @@ def _own_root(run: Experiment, examples: Examples) -> NDArray[np.int64] | None:
     if examples.root is not None and len(examples.root) != run.root_size:
         raise InputError(f"{run.dataset} names {len(examples.root)} examples as the root set: leave out root_size = {run.root_size}")
     return examples.root
+
+
+def data_files(examples: Examples) -> dict[str, str]:
+    """The files that the data were read from, and the plug-in that defines their objective, with their sha256."""
+    return {**examples.files, **plugin_files(type(built(OBJECTIVES, examples.objective, {})))}
 
 
 def plugins_of(run: Experiment) -> dict[str, str]:
