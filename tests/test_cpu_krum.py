@@ -11,6 +11,8 @@ from fltrust.rules.krum import krum_scores
 from fltrust.rules.rows import gram, measure, rough_sq_distances, sq_distances, sq_distances_from
 
 pytest.importorskip("numba")
+from fltrust.fast import cpu
+
 N = 90
 
 
@@ -57,6 +59,17 @@ def test_no_rough_distance_is_more_wrong_than_its_bound(kind: str) -> None:
     distances, wrong = rough
     apart = ~torch.eye(N, dtype=torch.bool)
     assert ((distances - sq_distances(updates)).abs() <= wrong)[apart].all()
+
+
+def test_the_bound_is_that_of_a_sum_of_as_many_products_as_a_block_has() -> None:
+    """Errors seen in practice are a hundredth of it, so no comparison with them would notice a bound that is too small."""
+    updates = torch.linspace(1, 2, 65)[:64, None].expand(64, 5000).contiguous()  # rounding goes the same way at each step
+    wrong = cpu.rough_gram(updates)[1]
+    assert wrong == pytest.approx(2048 * 2**-24 / (1 - 2048 * 2**-24), rel=1e-12)
+    rough = rough_sq_distances(updates, measure(updates))
+    assert rough is not None
+    apart = ~torch.eye(64, dtype=torch.bool)
+    assert ((rough[0] - sq_distances(updates)).abs() <= rough[1])[apart].all()
 
 
 def test_the_bound_holds_for_long_rows_whose_sums_round_the_same_way_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,27 @@ def test_the_sum_is_that_of_the_rows(n: int, d: int) -> None:
     torch.testing.assert_close(total, factor @ updates.double(), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, 0.0])
+def test_a_row_that_counts_nothing_may_hold_anything(bad: float) -> None:
+    pytest.importorskip("numba")
+    updates = torch.randn(7, 3000, generator=torch.Generator().manual_seed(0))
+    updates[2], sizes = bad, torch.tensor([3, 1, 0, 2, 5, 1, 1])
+    total = sum_if_usable(updates, sizes.double())
+    assert total is not None
+    expected = sizes.double() @ updates.double().nan_to_num(0)
+    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(FedAvg()(updates, sizes=sizes).update, (expected / sizes.sum()).float())
+
+
+def test_rows_that_begin_with_zeros_are_no_zeros() -> None:
+    pytest.importorskip("numba")
+    updates = torch.zeros(5, 3000)
+    updates[:, 2999] = 1
+    assert sum_if_usable(updates, torch.ones(5, dtype=torch.float64)) is not None
+    updates[3, 2999] = 0
+    assert sum_if_usable(updates, torch.ones(5, dtype=torch.float64)) is None
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 0.0])
 @pytest.mark.parametrize("row", [0, 4, 6])
 def test_a_row_that_is_not_usable_leaves_and_the_others_share_its_part(row: int, bad: float) -> None:
@@ -31,3 +52,17 @@ def test_a_row_that_is_not_usable_leaves_and_the_others_share_its_part(row: int,
     torch.testing.assert_close(aggregate.update, updates[others].double().mean(0).float())
     assert aggregate.shares is not None
     assert aggregate.shares[row] == 0
+
+
+def test_what_goes_wrong_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    from fltrust.fast.kernels import in_threads
+
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+
+    def work(part: int, _start: int, _stop: int) -> None:
+        if part == 1:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        in_threads(work, 10, 1)

@@ -91,7 +91,7 @@ def _row_sums(updates: Rows, direction: NDArray[Any], along: Floats, squares: Fl
 
 @compiled
 def _weighted_sum(updates: Rows, heard: NDArray[np.int64], factor: Floats, total: Floats, start: int, stop: int) -> None:
-    """total = factor @ updates[heard] for some blocks of columns, whose sums stay in the first cache. The rows come in fours."""
+    """total += factor @ updates[heard] for some blocks of columns, whose sums stay in the first cache. The rows come in fours."""
     for block in range(start, stop):
         begin, end = block * _TILE, min(block * _TILE + _TILE, total.size)
         part = total[begin:end]
@@ -104,15 +104,13 @@ def _weighted_sum(updates: Rows, heard: NDArray[np.int64], factor: Floats, total
 
 
 @compiled
-def _has_zero_row(updates: Rows, heard: NDArray[np.int64]) -> bool:
-    """A row is looked at up to its first value that is not 0."""
-    for row in heard:
+def _find_zeros(updates: Rows, chosen: NDArray[np.int64], zero: NDArray[np.bool_], start: int, stop: int) -> None:
+    """zero[i] = whether the row chosen[i] is all zeros: it is looked at up to its first value that is not."""
+    for i in range(start, stop):
         column = 0
-        while column < updates.shape[1] and updates[row, column] == 0:
+        while column < updates.shape[1] and updates[chosen[i], column] == 0:
             column += 1
-        if column == updates.shape[1]:
-            return True
-    return False
+        zero[i] = column == updates.shape[1]
 
 
 @compiled
@@ -171,11 +169,14 @@ def weighted_sum(updates: Tensor, factor: Tensor) -> Tensor:
 
 
 def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
-    """factor @ updates (d,) in float64, or None if a row that counts is not usable: NaN and infinity would be in the sum."""
-    total = weighted_sum(updates, factor)
-    if not np.isfinite(total.numpy()).all() or _has_zero_row(updates.detach().numpy(), factor.numpy().nonzero()[0]):
-        return None
-    return total
+    """factor @ updates (d,) in float64, or None if a row of another factor than 0 is not usable: NaN and infinity show in the sum."""
+    total, rows = weighted_sum(updates, factor), updates.detach().numpy()
+    heard = factor.numpy().nonzero()[0]
+    suspects = heard[rows[heard, 0] == 0] if rows.shape[1] else heard
+    zero = np.zeros(suspects.size, np.bool_)
+    if suspects.size:
+        in_threads(lambda _, start, stop: _find_zeros(rows, suspects, zero, start, stop), suspects.size, 1)
+    return None if zero.any() or not np.isfinite(total.numpy()).all() else total
 
 
 def trusted_sum(updates: Tensor, root_update: Tensor, least_trust: float, stretch: tuple[float, float]) -> tuple[Tensor, Tensor]:

@@ -23,12 +23,22 @@ def compiled(kernel: Compiled) -> Compiled:
 def in_threads(work: Callable[[int, int, int], None], count: int, unit: int) -> None:
     """work(part, start, stop) for consecutive parts of range(count) that begin at multiples of `unit`, one for each thread."""
     size = -(-count // (parts(count, unit) * unit)) * unit
-    threads = [Thread(target=work, args=(start // size, start, min(start + size, count))) for start in range(size, count, size)]
+    problems: list[BaseException] = []
+
+    def part(start: int) -> None:
+        try:
+            work(start // size, start, min(start + size, count))
+        except BaseException as problem:  # a thread would lose it, and the sums of its part
+            problems.append(problem)
+
+    threads = [Thread(target=part, args=(start,)) for start in range(size, count, size)]
     for thread in threads:
         thread.start()
-    work(0, 0, min(size, count))
+    part(0)
     for thread in threads:
         thread.join()
+    if problems:
+        raise problems[0]
 
 
 def parts(count: int, unit: int) -> int:

@@ -73,7 +73,7 @@ class Krum(GramRule):
             return None
         distances, wrong = rough
         lowest = krum_scores(distances - wrong, self.tolerate, rows.usable)
-        highest = krum_scores(distances + wrong, self.tolerate, rows.usable)
+        highest = krum_scores(distances.add_(wrong), self.tolerate, rows.usable)
         left = (rows.usable & (lowest <= highest.amin())).nonzero()[:, 0]
         if not 0 < len(left) <= n // 8:
             return None

@@ -5,6 +5,7 @@ looks at values to choose a path on a GPU, so a round can be captured as a CUDA 
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from types import ModuleType
 from typing import NamedTuple
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fltrust.errors import InputError
 
@@ -116,7 +116,7 @@ def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
 
 
 def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
-    """The sum (d,), in float64, of factor (n,) times the rows in one read, where there is a kernel for it and all rows are usable."""
+    """The sum (d,), in float64, of factor (n,) times the rows in one read; None without a kernel, or if a row that counts is not usable."""
     kernels = _kernels(updates) if updates.device.type == "cpu" else None
     total: Tensor | None = kernels.sum_if_usable(updates, factor) if kernels else None
     return total
@@ -293,15 +293,16 @@ def rough_sq_distances(updates: Tensor, rows: Rows) -> tuple[Tensor, Tensor] | N
     if kernels is None or len(updates) < _FEW or not _multiplies_in_float32():
         return None
     lower, wrong = kernels.rough_gram(updates)
-    products = lower.tril(-1) + lower.tril(-1).T
-    norm = rows.norm
-    squares = norm[:, None].square() + norm.square()
-    distances = squares - 2 * products
+    norm, d = rows.norm, updates.shape[1]
+    square = norm.square()
+    distances = lower.tril_(-1) + lower.T
+    distances.mul_(-2).add_(square[:, None]).add_(square)
     if not distances.isfinite().all():
         return None
     # Beside float32: what vanishes below its smallest number, and the rounding of sums in float64, which grows with their length.
-    d = updates.shape[1]
-    return distances, 2.01 * wrong * norm[:, None] * norm + (1e-11 + d * 2.0**-52) * squares + d * 2.0**-125
+    more = (1e-11 + d * 2.0**-52) * square
+    errors = torch.mul(2.01 * wrong * norm[:, None], norm, out=lower).add_(more[:, None]).add_(more + d * 2.0**-125)
+    return distances, errors
 
 
 def _multiplies_in_float32() -> bool:
@@ -382,9 +383,9 @@ def sq_distances(updates: Tensor) -> Tensor:
 
 def in_order(values: Tensor) -> Tensor:
     """The values (.., n) from the smallest to the largest; NaN comes last."""
-    plain = type(values) is Tensor and not values.requires_grad and not is_functorch_wrapped_tensor(values)
-    if plain and values.device.type == "cpu" and values.shape[-1] <= _SHORT:
-        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    if values.shape[-1] <= _SHORT and values.device.type == "cpu" and type(values) is Tensor:
+        with suppress(RuntimeError):  # it has a slope, or stands for a batch: then it has no values of its own
+            return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(dim=-1).values
 
 
