@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 from waiting import until
 
 from fltrust.attacks import NoAttack, Searched
+from fltrust.attacks.searched import aims_on
 from fltrust.cli import app, many
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.redteam import noticed
 from fltrust.redteam.facts import facts_of
-from fltrust.redteam.plan import Question, changes, counts_of, question_of, stages
+from fltrust.redteam.plan import Question, changes, counts_of, most_runs, question_of, stages
 from fltrust.registry import MODELS, RULES
 from fltrust.report.redteam import Answer, answer, content
 from fltrust.report.redteam_checklist import checklist
@@ -146,6 +147,10 @@ def test_changes_are_larger_root_sets_other_rules_and_the_control_each_under_the
     ]
     for change in made:
         assert {(type(run.attack).__name__, run.malicious) for run in change.runs} == {("NoAttack", 0), ("TrimAttack", 4), ("Searched", 4)}
+        aims = {run.attack.aim for run in change.runs if isinstance(run.attack, Searched)}
+        assert aims == set(aims_on(change.runs[0].rule))
+    assert max(len(change.runs) for change in made) == 5
+    assert most_runs(question) == (2 + 2 + 1) * 6
     assert {run.root_size for run in made[0].runs} == {200}
     few, _ = changes(question, trim, 4, broken=True, train_examples=1200)
     assert [one.what for one in few][:2] == ["a root set of 200 instead of 100", "median instead"]  # 500 are too much of 1,200
@@ -492,7 +497,7 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
 
     # Done again, nothing is run, and the files are the same.
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    assert "0 done" not in fltrust(*COMMAND)
+    assert ", 0 done" not in fltrust(*COMMAND)
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 

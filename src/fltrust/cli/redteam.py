@@ -35,6 +35,7 @@ from fltrust.redteam.plan import (
     Stage,
     changes,
     clean_run,
+    most_runs,
     question_of,
     stages,
 )
@@ -278,7 +279,7 @@ class _Team:
         say_left_out(self.screen, self.left_out)
         parts = {(f"stage {place}", stage.title): stage.runs for place, stage in enumerate(self.stages, 1)}
         work_through(self.screen, self._runs(), self.how, self._results(), parts=parts, line=_line)
-        many = len(self.question.seeds) * 3 * (len(self.question.tried) + 3)
+        many = most_runs(self.question)
         say(self.screen, f"Stage {len(self.stages) + 1} tries changes where the rule breaks: up to {many} more runs.")
 
 

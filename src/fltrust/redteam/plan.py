@@ -10,6 +10,7 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision, from_dict
 from fltrust.options import toml_value, with_value
 from fltrust.registry import RULES
+from fltrust.rules import Rule
 from fltrust.sweep import Grid, LeftOut, Plan, grid_of, plan
 
 SHARES = "5,10,20,30,40,50"  # per cent
@@ -138,7 +139,7 @@ def stages(question: Question) -> tuple[list[Stage], list[LeftOut]]:
     asked: tuple[tuple[str, Callable[[Any], Sequence[Any]], tuple[int, ...]], ...] = (
         ("without attack", lambda rule: ("none", *question.attacks), (0,)),
         ("under known attacks", lambda rule: question.attacks, many),
-        ("under the search", lambda rule: _searches(question, rule), many),
+        ("under the search", lambda rule: _searches(_clean(question.fields, rule, question.precision).rule), many),
     )
     seen: set[str] = set()
     made, left_out = [], list(question.left_out)
@@ -151,8 +152,8 @@ def stages(question: Question) -> tuple[list[Stage], list[LeftOut]]:
     return made, list(dict.fromkeys(left_out))
 
 
-def _searches(question: Question, rule: Any) -> list[dict[str, str]]:
-    return [{"name": "searched", "aim": aim} for aim in aims_on(_clean(question.fields, rule, question.precision).rule)]
+def _searches(rule: Rule) -> list[dict[str, str]]:
+    return [{"name": "searched", "aim": aim} for aim in aims_on(rule)]
 
 
 def _planned(question: Question, fields: Mapping[str, Any], rule: Any, attacks: Sequence[Any], malicious: Sequence[int]) -> Plan:
@@ -194,12 +195,11 @@ def words(part: Any) -> str:
 def changes(
     question: Question, worst: Mapping[str, Any], malicious: int, *, broken: bool, train_examples: int
 ) -> tuple[list[Change], list[LeftOut]]:
-    """Other rules and larger root sets, each under the worst attack on the rule and under the search on the changed rule.
+    """Other rules and larger root sets, each under the worst attack on the rule and under every search on the changed rule.
 
     `worst`: that attack as a run declares it. `broken`: whether it broke the rule; if not, plain averaging alone is run, to see whether
     anything could be harmed at all. `train_examples`: how many a larger root set can be drawn from.
     """
-    attacks = [worst, _with_parameters(question, {"name": "searched", "aim": "mean"})]  # if they are the same, so are their runs
     fields = {name: value for name, value in question.fields.items() if not name.startswith("attack.")}
     usual = _clean(fields, question.rules[0], question.precision)
     asked: list[tuple[str, Any, dict[str, Any]]] = []
@@ -215,13 +215,27 @@ def changes(
             asked.append((f"{words(rule)} instead{control}", rule, {}))
     made, left_out = [], []
     for what, rule, changed in asked:
-        part = _planned(question, {**fields, **changed}, rule, attacks, (0, malicious))
+        clean = _planned(question, {**fields, **changed}, rule, ["none"], (0,))
+        left_out += clean.left_out
+        if not clean.runs:
+            continue
+        searches = [_with_parameters(question, search) for search in _searches(clean.runs[0].rule)]
+        part = _planned(question, {**fields, **changed}, rule, [worst, *searches], (0, malicious))  # the worst may be one of them
         left_out += part.left_out
         if part.runs:
             if part.runs[0].rule.needs_root and not usual.rule.needs_root:
                 what += ", which needs a root set"
             made.append(Change(what, [run for seed in question.seeds for run in part.runs if run.seed == seed]))
     return made, left_out
+
+
+def most_runs(question: Question) -> int:
+    """How many runs the changes have at most: each without attack, under three searches, and under the worst attack.
+
+    If that is a backdoor, it is also measured without malicious clients.
+    """
+    alternatives = len(question.tried) + len(MORE_ROOT) + 1  # the last one is the control
+    return len(question.seeds) * alternatives * (1 + 3 + 2)
 
 
 def _with_parameters(question: Question, attack: Any) -> Any:
