@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from made_up import made_up
-from one_command import Program, assert_refused, program_of
+from one_command import Program, assert_damage_is_named, assert_refused, program_of
 
 from fltrust.errors import InputError
 from fltrust.league import BOARDS, COLUMNS, ROWS, Board, Cell, Column, Row, cells, chosen, plan
 from fltrust.league.table import ATTACKS_LEFT_OUT, IMPOSSIBLE, RULES_LEFT_OUT
 from fltrust.paper import EXHIBITS
+from fltrust.paper.exhibit import declared
 from fltrust.registry import ATTACKS, RULES, Registry
 from fltrust.report.league_text import FORMATS
 from fltrust.report.repeat import league_command
@@ -317,6 +318,11 @@ def test_a_dry_run_counts_and_runs_nothing(program: Program, tmp_path: Path) -> 
 )
 def test_mistakes_are_one_line(program: Program, arguments: list[str], said: str) -> None:
     assert_refused(program, arguments, said)
+
+
+def test_a_damaged_result_is_named_and_counts_as_not_run(program: Program) -> None:
+    words = ["--dataset", "har", "--rule", "median", "--attack", "trim", "--device", "cpu"]
+    assert_damage_is_named(program, words, declared("har", "median", "trim"))
 
 
 def test_a_table_of_many_rules_shows_their_worst(program: Program, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_up import made_up
-from one_command import Program, assert_refused, program_of
+from one_command import Program, assert_damage_is_named, assert_refused, program_of
 from waiting import MOST_SECONDS
 
 from fltrust.attacks import Searched
@@ -359,6 +359,11 @@ def test_what_is_missing_is_run_and_the_table_is_printed(program: Program, har: 
 )
 def test_mistakes_are_one_line(program: Program, arguments: list[str], said: str) -> None:
     assert_refused(program, arguments, said)
+
+
+def test_a_damaged_result_is_named_and_counts_as_not_run(program: Program) -> None:
+    words = ["--dataset", "har", "--rule", "median", "--share", "0", "--device", "cpu"]
+    assert_damage_is_named(program, words, declared("har", "median", "none"))
 
 
 BARE = """

@@ -26,11 +26,12 @@ def run_checks(names: Sequence[str], *, seeds: int, how: How) -> None:
         return [dataclasses.replace(run, seed=seed, precision=how.arithmetic) for seed in range(seeds) for run in first.values()]
 
     cells = {cell.run.key: (table, cell) for table in reversed(chosen) for cell in table.cells}
+    screen = Console()
     failed = work_through(
-        Console(),
+        screen,
         planned(chosen),
         how,
-        how.done(),
+        how.done(screen),
         parts={(table.name, table.title): planned([table]) for table in chosen},
         line=lambda result: _line(*cells[first_seed(result.run).key], result),
     )

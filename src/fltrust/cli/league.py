@@ -36,7 +36,8 @@ def league(
     write = table_writer(how, rounds, format, FORMATS)
     boards = chosen(only_datasets, only_rules, only_attacks)
     runs = plan(boards, seeds=seeds, precision=how.arithmetic, rounds=rounds)
-    done = how.done()
+    screen = Console(stderr=write is not None)  # beside the table that --format prints
+    done = how.done(screen)
     tables = [standings(board, done, rounds) for board in boards]
     stored = [result for table in tables for result in table.results]
     refuse_changed(stored, own_data([board.dataset for board in boards], stored, how.data_dir), how.out)
@@ -56,7 +57,6 @@ def league(
         ]
         for board in boards
     }
-    screen = Console()
     how = dataclasses.replace(how, reported=rounds is None and all(board.dataset in BOARDS for board in boards))
     failed = work_through(screen, runs, how, done, parts=parts, line=line)
     if how.dry_run:

@@ -17,6 +17,7 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.paper.plan import estimate
 from fltrust.registry import DATASETS, known, load_plugin
+from fltrust.report.reading import results_in
 from fltrust.report.words import duration, plural
 from fltrust.running.pool import Event, Finished, Reached, execute, forget
 from fltrust.running.progress import Progress
@@ -59,8 +60,12 @@ class How:
     def arithmetic(self) -> Precision:
         return cast(Precision, self.precision) if self.precision else "float32"
 
-    def done(self) -> Results:
-        return results.read(self.out) if self.out.is_dir() else Results()
+    def done(self, screen: Console) -> Results:
+        """The finished runs in the folder; a damaged result is named on the screen, and is none of them."""
+        found = results_in(self.out)
+        for problem in found.problems:
+            say(screen, f"damaged, so it counts as not run: {problem.what}: {problem.why}", style="yellow")
+        return found.results
 
     def answered(self, run: Experiment, done: Results) -> bool:
         """Whoever names no arithmetic is content with any that was used."""
@@ -95,7 +100,7 @@ def work_through(
     if lacking and len(lacking) == len(counts) and not how.dry_run:
         raise InputError("; ".join(lacking.values()))
     for name, why in lacking.items():
-        screen.print(f"no data for {counts[name]} of them: {why}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(screen, f"no data for {counts[name]} of them: {why}", style="yellow")
     if how.dry_run:
         return {}
     work = how.out / UNFINISHED
@@ -135,14 +140,14 @@ def _do(
         for reason, times in Counter(failed.values()).items():
             first = next(run for run, why in failed.items() if why == reason)
             others = "" if times == 1 else f", and {times - 1} more"
-            screen.print(f"failed: {describe(first)}{others}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+            say(screen, f"failed: {describe(first)}{others}: {reason}", style="red")
         screen.print(
             f"{plural(len(left) - len(failed), 'run')} finished, {len(failed)} failed; the same command tries them again", highlight=False
         )
         return failed
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
     finished = "the run" if len(left) == 1 else f"all {len(left):,} runs"
-    screen.print(f"{finished} finished{see}", highlight=False, markup=False, soft_wrap=True)
+    say(screen, f"{finished} finished{see}")
     return {}
 
 
@@ -205,6 +210,10 @@ def _time(left: Sequence[Experiment], done: Results, here: str, jobs: int) -> st
     if unknown == len(left):
         return "time unknown"  # no such run was made on this hardware yet
     return f"about {duration(seconds / jobs)}" + (f", {unknown} unknown" if unknown else "")
+
+
+def say(screen: Console, words: str, style: str | None = None) -> None:
+    screen.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def numbers(error: float, success: float | None, digits: int = 3) -> str:

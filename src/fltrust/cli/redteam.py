@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fltrust.cli.changed import refuse_changed
-from fltrust.cli.many import How, numbers, seconds, work_through
+from fltrust.cli.many import How, numbers, say, seconds, work_through
 from fltrust.cli.stopping import Stopped
-from fltrust.cli.sweep import refuse_others, say, say_left_out, write_plan
+from fltrust.cli.sweep import refuse_others, say_left_out, write_plan
 from fltrust.codec import canonical, plain
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -147,8 +147,7 @@ class _Team:
             if self.how.ray is None:  # a cluster may have data that are not here
                 raise
         self._refuse_changed()
-        for problem in results_in(self.how.out).problems:
-            say(self.screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
+        self.how.done(self.screen)  # says what is damaged
         say_left_out(self.screen, self.left_out)
         try:
             self._do(1, self.stages[0])

@@ -54,11 +54,12 @@ def reproduce(
     if not runs:
         raise InputError("no run of these tables and figures has that data set, attack and rule")
     cells = {cell.run.key: (exhibit, cell) for exhibit in reversed(exhibits) for cell in exhibit.cells}
+    screen = Console()
     failed = work_through(
-        Console(),
+        screen,
         runs,
         how,
-        how.done(),
+        how.done(screen),
         parts={(exhibit.name, exhibit.title): planned([exhibit]) for exhibit in exhibits},
         line=lambda result: _line(*cells[first_seed(result.run).key], result),
     )

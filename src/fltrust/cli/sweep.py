@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fltrust.cli.changed import own_data, refuse_changed
-from fltrust.cli.many import How, numbers, seconds, text_format, work_through
+from fltrust.cli.many import How, numbers, say, seconds, text_format, work_through
 from fltrust.codec import canonical, plain, read_toml
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.registry import ATTACKS, RULES
 from fltrust.report import build, readable
-from fltrust.report.reading import SWEEP, Planned, read_plan, results_in
+from fltrust.report.reading import SWEEP, Planned, read_plan
 from fltrust.report.survival import Board, boards
 from fltrust.report.survival_text import FORMATS, words
 from fltrust.report.tables import mean_and_spread
@@ -64,15 +64,11 @@ def run_sweep(
     whole = plan(grid, how.arithmetic)
     screen = Console()
     say_left_out(screen, whole.left_out)
-    there = results_in(how.out)
-    for problem in there.problems:
-        say(screen, f"damaged, so it is run again: {problem.what}: {problem.why}", style="yellow")
-    stored = there.results.all()
+    done = how.done(screen)
+    stored = done.all()
     refuse_changed(stored, own_data([run.dataset for run in whole.runs], stored, how.data_dir), how.out)
-    failed = work_through(
-        screen, whole.runs, how, there.results, parts=_parts(whole.runs), line=_line, begin=lambda: write_plan(whole, how.out)
-    )
-    if not how.dry_run and there.results.all():
+    failed = work_through(screen, whole.runs, how, done, parts=_parts(whole.runs), line=_line, begin=lambda: write_plan(whole, how.out))
+    if not how.dry_run and done.all():
         made = build([how.out], how.out / "report", threshold)
         for board in made.boards[:SHOWN]:
             _show(screen, board, threshold)
@@ -103,10 +99,6 @@ def say_left_out(screen: Console, left_out: Sequence[LeftOut]) -> None:
         first = next(one.what for one in left_out if one.why == why)
         others = "" if times == 1 else f", and {times - 1} more"
         say(screen, f"left out: {first}{others}: {why}", style="yellow")
-
-
-def say(screen: Console, words: str, style: str | None = None) -> None:
-    screen.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _parts(runs: Sequence[Experiment]) -> dict[tuple[str, str], list[Experiment]]:

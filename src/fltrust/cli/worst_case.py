@@ -32,7 +32,8 @@ def worst_case(
     how.prepare(seeds)
     write = table_writer(how, rounds, format, FORMATS)
     questions = asked(only_datasets, only_rules, only_shares, rounds)
-    done = how.done()
+    screen = Console(stderr=write is not None)  # beside the table that --format prints
+    done = how.done(screen)
     tables = worst_cases(questions, done)
     stored = [result for table in tables for result in table.results]
     refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out)
@@ -46,7 +47,6 @@ def worst_case(
         ]
         for question in questions
     }
-    screen = Console()
     how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
     failed = work_through(screen, runs, how, done, parts=parts, line=_line)
     if how.dry_run:
