@@ -26,7 +26,7 @@ from fltrust.experiment import Experiment
 from fltrust.redteam import noticed
 from fltrust.redteam.facts import facts_of
 from fltrust.redteam.plan import Question, changes, counts_of, most_runs, question_of, stages
-from fltrust.registry import MODELS, RULES
+from fltrust.registry import DATASETS, MODELS, OBJECTIVES, RULES
 from fltrust.report.redteam import Answer, answer, content
 from fltrust.report.redteam_checklist import checklist
 from fltrust.report.redteam_page import redteam_page
@@ -415,6 +415,31 @@ class RaisesLater(FedAvg):
 class Mine(FedAvg):
     "The mean."
 """
+OBJECTIVE = """
+from dataclasses import dataclass
+from fltrust.objectives import CrossEntropy
+from fltrust.registry import OBJECTIVES
+
+
+@OBJECTIVES.register("my-objective")
+@dataclass(frozen=True)
+class Mine(CrossEntropy):
+    "The same."
+"""
+DATA = """
+import numpy as np
+from fltrust.datasets import Examples, Profile
+from fltrust.registry import DATASETS
+
+
+def load(data_dir):
+    points, labels = np.ones((60, 2), np.float32), np.arange(60) % 3
+    return Examples(points[:40], labels[:40], points[40:], labels[40:], num_classes=3, objective="my-objective")
+
+
+numbers = dict(num_clients=5, malicious=1, bias=0.5, rounds=2, batch_size=4, global_lr=0.1, root_size=6)
+DATASETS.register("my-data")(Profile({"model": "logistic", **numbers}, "mine", load=load))
+"""
 COMMAND = ["redteam", "--task", "my_task.py:build", "--rule", "fltrust", "--attack", "trim,scaling", "--shares", "5,20,40", "--points", "1"]
 COMMAND += ["--seeds", "1", "--try", "median", "--device", "cpu", "--out", "out"]
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
@@ -432,7 +457,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_task(tmp_path)
     (tmp_path / "my_rules.py").write_text(RULES_FILE)
     monkeypatch.chdir(tmp_path)
-    for registry in (MODELS, RULES):
+    for registry in (DATASETS, MODELS, OBJECTIVES, RULES):
         list(registry)
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(many, "execute", here)
@@ -514,6 +539,20 @@ def test_the_commands_that_repeat_it_say_how_and_where_it_was_run(folder: Path) 
         own = " --plugin my_rules.py" if one["rule"] == "mine" else ""
         assert one["command"].endswith(f"{own} --device cpu --data-dir 'my data'")
         assert ("--plugin" in one["command"]) == bool(own)
+    first = found["clean"]["runs"][0]
+    fltrust(*shlex.split(found["runs"][first]["command"])[1:], "--out", "again")
+    assert json.loads(Path("again/experiment.json").read_text())["key"] == first
+
+
+def test_the_data_and_the_objective_of_plug_ins_are_run_and_repeated(folder: Path) -> None:
+    Path("my_data.py").write_text(DATA)
+    Path("my_objective.py").write_text(OBJECTIVE)
+    words = ["redteam", "--dataset", "my-data", "--rule", "median", "--attack", "trim", "--plugin", "my_objective.py"]
+    words += ["--plugin", "my_data.py", "--plugin", "my_rules.py", "--shares", "20", "--seeds", "1", "--try", "none", "--device", "cpu"]
+    fltrust(*words, "--out", "out")
+    found = written()
+    for one in found["runs"].values():
+        assert one["command"].endswith(" --plugin my_objective.py --plugin my_data.py --device cpu")
     first = found["clean"]["runs"][0]
     fltrust(*shlex.split(found["runs"][first]["command"])[1:], "--out", "again")
     assert json.loads(Path("again/experiment.json").read_text())["key"] == first

@@ -4,10 +4,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from fltrust import datasets
-from fltrust.datasets.own import code_of
+from fltrust.datasets.own import code_of, is_own
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.registry import DATASETS
 from fltrust.report.words import plural
 from fltrust.store.results import Result, file_of
 from fltrust.tasks.build import data_files, plugins_of
@@ -32,7 +31,7 @@ def _changed(result: Result, data: Files | None) -> set[str]:
     run, plugins = result.run, _plugins(result.run)
     recorded = result.about["files"] if isinstance(result.about["files"], Mapping) else {}
     current = {**(data or {}), **(plugins or {})}
-    every_plugin = plugins is not None and (data is not None or not _own(run.dataset))  # one's own data may bring an objective
+    every_plugin = plugins is not None and (data is not None or not is_own(run.dataset))  # one's own data may bring an objective
     gone = {name for name in recorded if (every_plugin if name.endswith(".py") else data is not None)}
     code = code_of(run.dataset)
     unused = {code.name} - (plugins or {}).keys() if code else set()  # of a task's code, what it returns counts
@@ -42,11 +41,7 @@ def _changed(result: Result, data: Files | None) -> set[str]:
 def own_data(asked: Collection[str], stored: Iterable[Result], data_dir: str | None) -> dict[str, Files | None]:
     """The files of users' own data, of those that are asked for alone: a stored run may name any file, and loading would run it."""
     used = {result.run.dataset for result in stored} & set(asked)
-    return {name: _files(name, data_dir) for name in used if _own(name)}
-
-
-def _own(dataset: str) -> bool:
-    return dataset not in DATASETS or DATASETS[dataset].load is not None
+    return {name: _files(name, data_dir) for name in used if is_own(name)}
 
 
 def _files(name: str, data_dir: str | None) -> Files | None:

@@ -13,10 +13,11 @@ from rich.table import Table
 from fltrust import datasets
 from fltrust.cli.run import chosen_device
 from fltrust.cli.stopping import resumable
+from fltrust.datasets.own import is_own
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision
 from fltrust.paper.plan import estimate
-from fltrust.registry import DATASETS, known, load_plugin
+from fltrust.registry import known, load_plugin
 from fltrust.report.reading import results_in
 from fltrust.report.words import duration, plural
 from fltrust.running.pool import Event, Finished, Reached, execute, forget
@@ -114,7 +115,7 @@ def work_through(
 
 def _missing(name: str, data_dir: str | None) -> str | None:
     """A user's own data are found, or not, when they are loaded."""
-    return datasets.missing(name, data_dir) if name in DATASETS else None
+    return None if is_own(name) else datasets.missing(name, data_dir)
 
 
 def _do(

@@ -37,7 +37,7 @@ from fltrust.datasets.dataset import Examples, Profile
 from fltrust.datasets.reading import DamagedError
 from fltrust.errors import InputError
 from fltrust.experiment import check_fields
-from fltrust.registry import OBJECTIVES, load_plugin, plugin_files, where_in
+from fltrust.registry import DATASETS, OBJECTIVES, load_plugin, plugin_files, where_in
 
 SETTINGS = "task.toml"
 MOST_CLASSES = 1_000_000  # a model of more outputs is a mistake
@@ -65,6 +65,11 @@ def code_of(name: str) -> Path | None:
     """The file with the function that builds these data; None for all other data."""
     file = name.rpartition(":")[0]
     return Path(file) if file.endswith(".py") else None
+
+
+def is_own(name: str) -> bool:
+    """Whether a user brings these data: in a file, in a folder or with a plug-in."""
+    return name not in DATASETS or DATASETS[name].load is not None
 
 
 def own(name: str) -> str:

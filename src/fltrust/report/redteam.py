@@ -11,13 +11,13 @@ from typing import Any
 from fltrust.attacks import Searched
 from fltrust.experiment import Experiment
 from fltrust.redteam.plan import CONTROL, Change, Question, clean_run, words
-from fltrust.registry import ATTACKS, MODELS, RULES, plugin_files
+from fltrust.registry import ATTACKS, RULES
 from fltrust.report.agreement import Number
 from fltrust.report.reading import Problem, same_question
 from fltrust.report.repeat import run_command
 from fltrust.report.survival import Board, Line, Point, Row, Survival, boards
 from fltrust.report.words import by_hardware
-from fltrust.store.results import Results, file_of
+from fltrust.store.results import Result, Results, file_of
 from fltrust.version import __version__
 
 Seen = dict[str, Any]  # what `redteam.noticed` keeps of the audit of a run
@@ -207,14 +207,13 @@ class Answer:
             return None
         return next((one for one in self.looked() if (one.attack, one.malicious) == (self.survival[1].attack, self.shown)), None)
 
-    def repeat(self, run: Experiment) -> str:
-        """The command that repeats a run, with the plug-ins that it needs and where it was run."""
-        command = run_command(run)
+    def repeat(self, result: Result) -> str:
+        """The command that repeats a run, with the plug-ins that it used and where it was run."""
+        command, used = run_command(result.run), result.about["files"]
         if not command.rpartition("\n")[2].startswith("fltrust run"):
             return command  # it says why there is none
-        parts = (*RULES.layers(run.rule), run.attack, run.split, run.server)
-        needed = plugin_files(MODELS.entry(run.model).kind, *map(type, parts))
-        named = [word for plugin in self.plugins if plugin.name in needed for word in ("--plugin", str(plugin))]
+        needed = [plugin for plugin in self.plugins if isinstance(used, Mapping) and plugin.name in used]
+        named = [word for plugin in needed for word in ("--plugin", str(plugin))]
         return " ".join([command, *map(shlex.quote, (*named, *self.where))])
 
 
@@ -306,7 +305,7 @@ def content(answer: Answer, checklist: Sequence[Any]) -> dict[str, Any]:
                 "error": one.error,
                 "success": one.final_success,
                 "file": str(file_of(one.run, Path()).as_posix()),
-                "command": answer.repeat(one.run),
+                "command": answer.repeat(one),
             }
             for one in sorted(answer.results.all(), key=lambda one: one.run.key)
         },

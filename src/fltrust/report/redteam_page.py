@@ -57,7 +57,7 @@ class _Embedded(Embedded):
 
     def place_of(self, result: Any) -> int:
         place = super().place_of(result)
-        self.runs[place]["command"] = self._answer.repeat(result.run)
+        self.runs[place]["command"] = self._answer.repeat(result)
         return place
 
     def open(self, heading: str, says: Sequence[str], results: Any, command: str = "") -> int:
