@@ -211,6 +211,14 @@ def test_a_mean_of_few_seeds_yields_to_one_that_does_as_much_harm_in_them() -> N
     assert worst.label == "Trim"
 
 
+def test_an_attack_yields_to_none_that_yields_itself() -> None:
+    """ALIE yields to Min-Max. Trim would yield to ALIE, but nothing that is left does as much harm in seed 0."""
+    errors = {"trim": (0.8,), "alie": (0.8, 0.2), "min-max": (0.6, 0.4, 0.05)}
+    runs = [attacked("fedavg", name, error, seed=seed) for name, several in errors.items() for seed, error in enumerate(several)]
+    (table,) = worst_cases([SMALL], Results(runs))
+    assert [one.label for one in place(table, "fedavg", 20).attacked] == ["Trim", "Min-Max", "ALIE"]
+
+
 def test_the_order_and_unequal_numbers_of_runs_are_explained() -> None:
     (table,) = worst_cases([SMALL], Results([*filled().all(), attacked("krum", "ipm:100", 0.4, seed=1)]))
     order = "Sorted by the error at 20 %; rules on which the search has not run there come last, however low their numbers are."

@@ -2,7 +2,7 @@
 
 A cell counts every stored attack on its experiment: the search with its aims, the league's attacks, one's own. Its number is the highest
 mean over seeds. A mean of few seeds may be high by chance: where another attack has these seeds and more, and does as much harm in them,
-that one goes before.
+that one goes before, unless it gives way to a third one itself.
 """
 
 import dataclasses
@@ -198,7 +198,11 @@ def _place(cell: Cell, found: Results, attacks: dict[str, dict[str, Experiment]]
     own = {run.key: run for run in cell.runs}
     runs = own if cell.share == 0 else own | attacks.get(_unattacked(cell.runs[0]), {})  # of equal ones the search stays first
     attacked = [Attacked(run.attack, tuple(results)) for run in runs.values() if (results := found.seeds(run))]
-    worst_first = sorted(attacked, key=lambda one: (any(map(one.yields_to, attacked)), -one.error.mean))
+    standing: list[Attacked] = []  # whoever yields gives no reason to yield
+    for one in sorted(attacked, key=lambda one: len(one.results), reverse=True):
+        if not any(map(one.yields_to, standing)):
+            standing.append(one)
+    worst_first = sorted(attacked, key=lambda one: (one not in standing, -one.error.mean))
     return Place(cell, tuple(worst_first), searched=all(found.seeds(run) for run in cell.runs))
 
 
