@@ -104,7 +104,7 @@ class Epochs:
             loss_weights[first : first + steps] = used / counts[:, None] if self.mean else used
 
 
-FEW = 20  # clients of whom one takes part: with more, the others' numbers are skipped, which costs more for each but nothing for the rest
+FEW = 20  # if fewer than 1 in 20 clients take part, the others' numbers are skipped, not drawn
 
 
 def _of_clients(rng: np.random.Generator, draw: Callable[[int], NDArray[Any]], shape: tuple[int, ...], clients: Indices) -> NDArray[Any]:
