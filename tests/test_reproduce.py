@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_up import made_up
 from waiting import MOST_SECONDS, until
 
 from fltrust import datasets
@@ -20,7 +21,6 @@ from fltrust.paper.plan import estimate, plan
 from fltrust.running.pool import Failed, Finished, Reached, execute
 from fltrust.store import results
 from fltrust.store.files import hardware, lock
-from fltrust.store.results import Result
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()", "reproduce"]
 SMALL = ["methods", "--dataset", "har", "--attack", "none", "--attack", "trim", "--rule", "fedavg", "--rule", "fltrust", "--device", "cpu"]
@@ -137,9 +137,7 @@ def test_two_programs_do_not_work_in_one_folder(tmp_path: Path, har: Path) -> No
 def test_results_in_another_arithmetic_count_unless_one_is_asked_for(tmp_path: Path) -> None:
     run = next(cell.run for cell in EXHIBITS["methods"].cells if cell.run.dataset == "mnist-0.5")
     half = dataclasses.replace(run, precision="float16")
-    results.write(
-        Result(half, {"files": {}, "warnings": [], "versions": {}, "hardware": "x"}, 1.0, (1,), (0.5,), (0.5,), None), tmp_path / "out"
-    )
+    results.write(made_up(half), tmp_path / "out")
     (tmp_path / "out" / "mine").mkdir()
     (tmp_path / "out" / "mine" / "experiment.json").write_text("{}")  # a run directory in between is no result
     one = ["methods", "--dataset", "mnist-0.5", "--attack", "none", "--rule", "fedavg", "--dry-run", "--out", "out"]

@@ -453,7 +453,7 @@ def test_a_sweep_is_planned_killed_resumed_and_answers(folder: Path) -> None:
     damaged.write_text("{")
     done = fltrust(*COMMAND, "--jobs", "2", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"damaged, so it is run again: {damaged.relative_to(folder)}" in done.stdout
+    assert f"damaged, so it counts as not run: {damaged.relative_to(folder)}" in done.stdout
     assert f"12 runs, {len(before) - 1} done, {13 - len(before)} to do" in done.stdout
     assert before.items() - {(damaged, before[damaged])} <= {path: path.read_bytes() for path in folder.glob("out/points/*.json")}.items()
     assert re.search(r"rule +worst attack +no attack +trim +sign-flip", done.stdout)
