@@ -16,7 +16,7 @@ from fltrust.league import BOARDS, COLUMNS, ROWS, Board, Cell, Column, Row, cell
 from fltrust.league.table import ATTACKS_LEFT_OUT, IMPOSSIBLE, RULES_LEFT_OUT
 from fltrust.paper import EXHIBITS
 from fltrust.paper.exhibit import declared
-from fltrust.registry import ATTACKS, RULES, Registry
+from fltrust.registry import ATTACKS, DATASETS, RULES, Registry
 from fltrust.report.league_text import FORMATS
 from fltrust.report.repeat import league_command
 from fltrust.report.standings import Standings, standings, whole_league
@@ -31,6 +31,14 @@ from fltrust.store.results import Result, Results
 def ours(registry: Registry) -> set[str]:
     """Registered by this package, and not by a test."""
     return {name for name in registry if registry[name].__module__.startswith("fltrust.")}
+
+
+def test_data_with_few_rounds_are_evaluated_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = dataclasses.replace(DATASETS["har"], settings={**DATASETS["har"].settings, "rounds": 4})
+    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    DATASETS.register("short")(short)
+    run = declared("short", "fedavg", "none")
+    assert (run.rounds, run.evaluate_every) == (4, 1)
 
 
 def test_every_rule_is_in_the_league_or_left_out_for_a_reason() -> None:

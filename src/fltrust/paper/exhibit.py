@@ -102,7 +102,7 @@ POINTS = 25  # of a run's curve
 
 def declared(dataset: str, rule: Any = "fltrust", attack: Any = "none", **changes: Any) -> Experiment:
     """The experiment of a cell: the paper's settings, or those that work, and as many evaluations as a curve shows."""
-    settings = {"evaluate_every": registry.DATASETS[dataset].settings["rounds"] // POINTS, **TUNED.get(dataset, {}), **changes}
+    settings = {"evaluate_every": max(1, registry.DATASETS[dataset].settings["rounds"] // POINTS), **TUNED.get(dataset, {}), **changes}
     name = attack if isinstance(attack, str) else attack["name"]
     if dataset == "cifar-10" and settings["standardise"] and "trigger" in registry.ATTACKS[name].__dataclass_fields__:
         white = {"name": name, "trigger": replace(registry.DATASETS[dataset].trigger, value=_WHITE)}
