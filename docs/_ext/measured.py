@@ -15,7 +15,7 @@ from fltrust.league.table import ROWS
 from fltrust.league.worst_case import DECIDES, asked
 from fltrust.registry import RULES
 from fltrust.report.standings import Standing
-from fltrust.report.worst_case import Attacked, worst_cases
+from fltrust.report.worst_case import Attacked, Place, worst_cases
 
 PAGE = Path(__file__).parents[1] / "which-rule.md"
 SEARCHED_ON = ("mnist-0.5", "har")
@@ -70,22 +70,23 @@ def league_table() -> str:
 def searched_table() -> str:
     """Rules on which the search was run: its worst aim beside the worst of all other attacks, the rule with the lowest numbers first."""
     boards = worst_cases(asked(SEARCHED_ON, [row.name for row in ROWS], [DECIDES]), results())
-    rows: dict[str, list[list[Attacked]]] = {}
+    rows: dict[str, list[Place]] = {}
     for row in ROWS:
-        attacked = [list(found.places[0].attacked) for board in boards for found in board.rows if found.row == row]
-        if any(isinstance(one.attack, Searched) for part in attacked for one in part):
-            rows[row.label] = attacked
+        places = [found.places[0] for board in boards for found in board.rows if found.row == row]
+        if any(isinstance(one.attack, Searched) for place in places for one in place.attacked):
+            rows[row.label] = places
     head = ["rule", *(f"{board.label}: {what}" for board in boards for what in ("other attacks", "search"))]
-    return table(head, [[name, *(cell for part in found for cell in _two(part))] for name, found in sorted(rows.items(), key=_highest)])
+    return table(head, [[name, *(cell for place in found for cell in _two(place))] for name, found in sorted(rows.items(), key=_highest)])
 
 
-def _highest(item: tuple[str, list[list[Attacked]]]) -> float:
-    return max(one.error.mean for part in item[1] for one in part)
+def _highest(item: tuple[str, list[Place]]) -> float:
+    return max(one.error.mean for place in item[1] for one in place.attacked)
 
 
-def _two(attacked: list[Attacked]) -> list[str]:
-    parts = [[one for one in attacked if isinstance(one.attack, Searched) == searched] for searched in (False, True)]
-    return [_number(part[0]) if part else "not run" for part in parts]  # the worst comes first
+def _two(place: Place) -> list[str]:
+    others, searches = ([one for one in place.attacked if isinstance(one.attack, Searched) == searched] for searched in (False, True))
+    bound = "" if place.searched else "≥ "
+    return [_number(others[0]) if others else "not run", bound + _number(searches[0]) if searches else "not run"]  # the worst comes first
 
 
 def _number(one: Attacked) -> str:
