@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from fltrust import FedAvg
-from fltrust.rules.rows import sum_if_usable
+from fltrust.rules.rows import mean_if_usable
 
 
-@pytest.mark.parametrize(("n", "d"), [(1, 1), (3, 5), (4, 2048), (7, 2049), (101, 5000)])
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (3, 5), (4, 8192), (7, 8193), (101, 20_000)])
 def test_the_sum_is_that_of_the_rows(n: int, d: int) -> None:
-    pytest.importorskip("numba")
+    cpu = pytest.importorskip("fltrust.fast.cpu")
     chance = torch.Generator().manual_seed(n)
     updates, factor = torch.randn(n, d, generator=chance), torch.rand(n, generator=chance, dtype=torch.float64)
-    total = sum_if_usable(updates, factor)
-    assert total is not None
-    torch.testing.assert_close(total, factor @ updates.double(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(cpu.weighted_sum(updates, factor), factor @ updates.double(), rtol=1e-12, atol=1e-13)
+    mean = mean_if_usable(updates, factor / factor.sum())
+    assert mean is not None
+    torch.testing.assert_close(mean.double(), factor @ updates.double() / factor.sum(), rtol=2**-24, atol=1e-13)  # rounded once
 
 
 @pytest.mark.parametrize("bad", [torch.nan, 0.0])
@@ -22,20 +23,19 @@ def test_a_row_that_counts_nothing_may_hold_anything(bad: float) -> None:
     pytest.importorskip("numba")
     updates = torch.randn(7, 3000, generator=torch.Generator().manual_seed(0))
     updates[2], sizes = bad, torch.tensor([3, 1, 0, 2, 5, 1, 1])
-    total = sum_if_usable(updates, sizes.double())
-    assert total is not None
-    expected = sizes.double() @ updates.double().nan_to_num(0)
-    torch.testing.assert_close(total, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(FedAvg()(updates, sizes=sizes).update, (expected / sizes.sum()).float())
+    mean = mean_if_usable(updates, sizes / sizes.sum().double())
+    assert mean is not None
+    torch.testing.assert_close(mean, (sizes.double() @ updates.double().nan_to_num(0) / sizes.sum()).float())
+    torch.testing.assert_close(FedAvg()(updates, sizes=sizes).update, mean)
 
 
 def test_rows_that_begin_with_zeros_are_no_zeros() -> None:
     pytest.importorskip("numba")
     updates = torch.zeros(5, 3000)
     updates[:, 2999] = 1
-    assert sum_if_usable(updates, torch.ones(5, dtype=torch.float64)) is not None
+    assert mean_if_usable(updates, torch.ones(5, dtype=torch.float64)) is not None
     updates[3, 2999] = 0
-    assert sum_if_usable(updates, torch.ones(5, dtype=torch.float64)) is None
+    assert mean_if_usable(updates, torch.ones(5, dtype=torch.float64)) is None
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 0.0])
@@ -47,7 +47,7 @@ def test_a_row_that_is_not_usable_leaves_and_the_others_share_its_part(row: int,
     else:
         updates[row, 2999] = bad
     others = [i for i in range(7) if i != row]
-    assert sum_if_usable(updates, torch.ones(7, dtype=torch.float64)) is None
+    assert mean_if_usable(updates, torch.ones(7, dtype=torch.float64)) is None
     aggregate = FedAvg()(updates)
     torch.testing.assert_close(aggregate.update, updates[others].double().mean(0).float())
     assert aggregate.shares is not None

@@ -22,16 +22,17 @@ __all__ = [
     "MOST_SORTED",
     "gram",
     "gram_rows",
+    "mean_if_usable",
     "nearest_mean",
     "ranked_mean",
     "rough_gram",
     "row_sums",
-    "sum_if_usable",
     "trusted_sum",
     "weighted_sum",
 ]
 
-_TILE = 2048  # columns of a sum that stay in the first cache while all rows are added to it
+_COLUMNS = 8192  # whose sums stay in the second cache while all rows are added to them; fewer make short reads of each row
+_TILE = 2048  # columns that are multiplied in float32 before float64 takes over
 _WIDTH = 512  # columns whose inner products are taken at the same time
 
 
@@ -90,17 +91,37 @@ def _row_sums(updates: Rows, direction: NDArray[Any], along: Floats, squares: Fl
 
 
 @compiled
+def _add_rows(part: Floats, updates: Rows, begin: int, heard: NDArray[np.int64], factor: Floats) -> None:
+    """part += factor @ updates[heard] in the columns from `begin` on. The rows come in fours."""
+    end = begin + part.size
+    for first in range(0, heard.size, 4):
+        a, b = updates[heard[first], begin:end], updates[heard[first + 1], begin:end]
+        c, d = updates[heard[first + 2], begin:end], updates[heard[first + 3], begin:end]
+        factor_a, factor_b, factor_c, factor_d = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
+        for column in range(part.size):
+            part[column] += (factor_a * a[column] + factor_b * b[column]) + (factor_c * c[column] + factor_d * d[column])
+
+
+@compiled
 def _weighted_sum(updates: Rows, heard: NDArray[np.int64], factor: Floats, total: Floats, start: int, stop: int) -> None:
-    """total += factor @ updates[heard] for some blocks of columns, whose sums stay in the first cache. The rows come in fours."""
-    for block in range(start, stop):
-        begin, end = block * _TILE, min(block * _TILE + _TILE, total.size)
-        part = total[begin:end]
-        for first in range(0, heard.size, 4):
-            a, b = updates[heard[first], begin:end], updates[heard[first + 1], begin:end]
-            c, d = updates[heard[first + 2], begin:end], updates[heard[first + 3], begin:end]
-            factor_a, factor_b, factor_c, factor_d = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
-            for column in range(part.size):
-                part[column] += (factor_a * a[column] + factor_b * b[column]) + (factor_c * c[column] + factor_d * d[column])
+    """total += factor @ updates[heard] for some blocks of columns, whose sums stay in the cache."""
+    for begin in range(start * _COLUMNS, min(stop * _COLUMNS, total.size), _COLUMNS):
+        _add_rows(total[begin : begin + _COLUMNS], updates, begin, heard, factor)
+
+
+@compiled
+def _weighted_mean(updates: Rows, heard: NDArray[np.int64], factor: Floats, mean: Rows, start: int, stop: int) -> float:
+    """mean = factor @ updates[heard] for some blocks of columns, rounded once; 0, or NaN if a value is not finite."""
+    sums, wrong = np.empty(_COLUMNS), 0.0
+    for begin in range(start * _COLUMNS, min(stop * _COLUMNS, mean.size), _COLUMNS):
+        into = mean[begin : begin + _COLUMNS]
+        part = sums[: into.size]
+        part[:] = 0
+        _add_rows(part, updates, begin, heard, factor)
+        for column in range(part.size):
+            into[column] = part[column]
+            wrong += part[column] * 0.0
+    return wrong
 
 
 @compiled
@@ -159,24 +180,34 @@ def row_sums(updates: Tensor, direction: Tensor | None) -> tuple[Tensor, Tensor]
 
 def weighted_sum(updates: Tensor, factor: Tensor) -> Tensor:
     """factor @ updates (d,) in float64; rows of factor 0 may hold anything."""
-    d = updates.shape[1]
-    rows, factors, total, blocks = updates.detach().numpy(), factor.numpy(), np.zeros(d), -(-d // _TILE)
-    heard = factors.nonzero()[0]
-    more = -heard.size % 4  # the last row again, times 0
-    heard, weights = np.concatenate((heard, np.repeat(heard[-1:], more))), np.concatenate((factors[heard], np.zeros(more)))
-    in_threads(lambda _, start, stop: _weighted_sum(rows, heard, weights, total, start, stop), blocks, 1)
+    rows, total = updates.detach().numpy(), np.zeros(updates.shape[1])
+    heard, factors = _in_fours(factor)
+    in_threads(lambda _, start, stop: _weighted_sum(rows, heard, factors, total, start, stop), -(-total.size // _COLUMNS), 1)
     return torch.from_numpy(total)
 
 
-def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
-    """factor @ updates (d,) in float64, or None if a row of another factor than 0 is not usable: NaN and infinity show in the sum."""
-    total, rows = weighted_sum(updates, factor), updates.detach().numpy()
-    heard = factor.numpy().nonzero()[0]
-    suspects = heard[rows[heard, 0] == 0] if rows.shape[1] else heard
-    zero = np.zeros(suspects.size, np.bool_)
+def mean_if_usable(updates: Tensor, shares: Tensor) -> Tensor | None:
+    """shares @ updates (d,), added up in float64; None if a row of another share than 0 is not usable: NaN and infinity show in it."""
+    rows, mean = updates.detach().numpy(), np.empty(updates.shape[1], np.float32)
+    heard, factors = _in_fours(shares)
+    suspects = heard[rows[heard, 0] == 0] if mean.size else heard
+    zero, wrong, blocks = np.zeros(suspects.size, np.bool_), np.zeros(torch.get_num_threads()), -(-mean.size // _COLUMNS)
+
+    def work(part: int, start: int, stop: int) -> None:
+        wrong[part] = _weighted_mean(rows, heard, factors, mean, start, stop)
+
+    in_threads(work, blocks, 1)
     if suspects.size:
         in_threads(lambda _, start, stop: _find_zeros(rows, suspects, zero, start, stop), suspects.size, 1)
-    return None if zero.any() or not np.isfinite(total.numpy()).all() else total
+    return None if zero.any() or wrong.any() else torch.from_numpy(mean)  # NaN is not 0
+
+
+def _in_fours(factor: Tensor) -> tuple[NDArray[np.int64], Floats]:
+    """The rows of another factor than 0, and their factors; then the last row again, times 0, until they are a multiple of four."""
+    factors = factor.numpy()
+    heard = factors.nonzero()[0]
+    more = -heard.size % 4
+    return np.concatenate((heard, np.repeat(heard[-1:], more))), np.concatenate((factors[heard], np.zeros(more)))
 
 
 def trusted_sum(updates: Tensor, root_update: Tensor, least_trust: float, stretch: tuple[float, float]) -> tuple[Tensor, Tensor]:

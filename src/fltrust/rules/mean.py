@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fltrust.registry import RULES, Look
-from fltrust.rules.rows import divisor, finite, measure, sum_if_usable, weighted_sum
+from fltrust.rules.rows import divisor, finite, mean_if_usable, measure, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -36,12 +36,12 @@ class FedAvg(Rule):
     def aggregate(self, received: Received) -> Aggregate:
         updates = received.updates
         shares = self._shares(received, torch.ones(len(updates), dtype=torch.bool, device=updates.device))
-        mean = sum_if_usable(updates, shares)
+        mean = mean_if_usable(updates, shares)
         if mean is None:
             rows = measure(updates)
             shares = self._shares(received, rows.usable)
-            mean = weighted_sum(updates, rows, shares * rows.norm)
-        return Aggregate(finite(mean, updates), shares.to(updates.dtype))
+            mean = finite(weighted_sum(updates, rows, shares * rows.norm), updates)
+        return Aggregate(mean, shares.to(updates.dtype))
 
     def _shares(self, received: Received, usable: Tensor) -> Tensor:
         """(n,) in float64."""

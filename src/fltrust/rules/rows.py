@@ -115,11 +115,11 @@ def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
     return torch.cat([factor @ _scaled(updates[:, columns], rows.scale) for columns in _column_blocks(updates)])
 
 
-def sum_if_usable(updates: Tensor, factor: Tensor) -> Tensor | None:
-    """The sum (d,), in float64, of factor (n,) times the rows in one read; None without a kernel, or if a row that counts is not usable."""
+def mean_if_usable(updates: Tensor, shares: Tensor) -> Tensor | None:
+    """The mean (d,) by shares (n,), which sum to 1 or 0, in one read; None without a kernel, or if a row that counts is not usable."""
     kernels = _kernels(updates) if updates.device.type == "cpu" else None
-    total: Tensor | None = kernels.sum_if_usable(updates, factor) if kernels else None
-    return total
+    mean: Tensor | None = kernels.mean_if_usable(updates, shares) if kernels else None
+    return mean
 
 
 def trusted_sum(
