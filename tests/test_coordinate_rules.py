@@ -16,7 +16,8 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.rules import RLR, Bulyan, FedAvg, MeaMed, Phocas, Rule, TrimmedMean, rows
 from fltrust.rules.krum import krum_picks
-from fltrust.rules.rows import nearest_mean, ranked_mean, sign_sums, sq_distances_of
+from fltrust.rules.pairs import sq_distances_of
+from fltrust.rules.rows import nearest_mean, ranked_mean, sign_sums
 
 Array = NDArray[Any]
 NAN, INF = float("nan"), float("inf")

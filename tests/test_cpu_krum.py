@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fltrust import Krum
 from fltrust.rules.krum import krum_scores
-from fltrust.rules.rows import gram, measure, rough_sq_distances, sq_distances, sq_distances_from
+from fltrust.rules.pairs import gram, rough_sq_distances, sq_distances, sq_distances_from
+from fltrust.rules.rows import measure
 
 pytest.importorskip("numba")
 from fltrust.fast import cpu
@@ -73,7 +74,7 @@ def test_the_bound_is_that_of_a_sum_of_as_many_products_as_a_block_has() -> None
 
 
 def test_the_bound_holds_for_long_rows_whose_sums_round_the_same_way_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fltrust.rules.rows._FEW", 2)
+    monkeypatch.setattr("fltrust.rules.pairs._FEW", 2)
     d, value = 20_000_000, 1.90811288356781
     updates = torch.zeros(2, d)
     updates[0], updates[1, 0] = value, 1e-10

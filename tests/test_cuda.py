@@ -11,7 +11,7 @@ from fltrust.attacks import ATTACKS
 from fltrust.codec import built
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.rules import FLAME, RULES, Aggregate, FLDetector, FoolsGold, Median, Received, Rule, SignGuard, rows, take_step
+from fltrust.rules import FLAME, RULES, Aggregate, FLDetector, FoolsGold, Median, Received, Rule, SignGuard, pairs, rows, take_step
 from fltrust.rules.krum import krum_picks
 from fltrust.simulation import _Plain, simulate
 from fltrust.tasks.task import Task
@@ -217,7 +217,7 @@ def test_the_window_in_registers_is_the_plain_one(n: int, kind: str, monkeypatch
     updates, usable = updates.cuda(), usable.cuda()
     cases = [(drop, trim) for drop in sorted({0, 1, n // 5, (n - 1) // 2, n}) for trim in (None, drop)]
     fast = [rows.nearest_mean(updates, usable, *case) for case in cases]
-    monkeypatch.setattr(rows, "_gpu_kernels", lambda: None)
+    monkeypatch.setattr(rows, "gpu_kernels", lambda: None)
     for case, result in zip(cases, fast, strict=True):
         torch.testing.assert_close(result, rows.nearest_mean(updates, usable, *case), rtol=1e-12, atol=1e-14, msg=str(case))
 
@@ -228,11 +228,11 @@ def test_picks_by_one_program_are_the_plain_ones(n: int, monkeypatch: pytest.Mon
     generator = torch.Generator().manual_seed(n)
     f = (n - 3) // 4
     drawn = [torch.randn(n, 9, generator=generator), torch.randint(-2, 3, (n, 2), generator=generator).double()]  # few ties and many
-    distances = [rows.sq_distances_of(points.double() @ points.double().T).cuda() for points in drawn]
+    distances = [pairs.sq_distances_of(points.double() @ points.double().T).cuda() for points in drawn]
     usable = (torch.rand(n, generator=generator) < 0.9).cuda()
     cases = [(matrix, f, usable, 2 * f, most) for matrix in distances for most in (n, 2)]
     fast = [krum_picks(*case) for case in cases]
-    monkeypatch.setattr(rows, "_gpu_kernels", lambda: None)
+    monkeypatch.setattr(pairs, "gpu_kernels", lambda: None)
     for case, picked in zip(cases, fast, strict=True):
         assert torch.equal(picked, krum_picks(*case))
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from fltrust import CAF, DnC, FedAvg, GeometricMedian, InputError, Krum, MultiKrum, Received, Rule
 from fltrust.rules.gram import GramRule
 from fltrust.rules.krum import krum_picks
+from fltrust.rules.pairs import inner_products, sq_distances, sq_distances_of
 from fltrust.rules.preaggregation import Measured, PreAggregation
-from fltrust.rules.rows import inner_products, measure, sq_distances, sq_distances_of
+from fltrust.rules.rows import measure
 from fltrust.rules.rule import take_step
 from fltrust.rules.spectral import along_top
 

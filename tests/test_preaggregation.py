@@ -43,8 +43,9 @@ from fltrust.rules import (
 )
 from fltrust.rules.by_size import GRAIN, client_weights
 from fltrust.rules.gram import GramRule
+from fltrust.rules.pairs import sq_distances_of
 from fltrust.rules.preaggregation import Measured, PreAggregation
-from fltrust.rules.rows import divisor, sq_distances_of
+from fltrust.rules.rows import divisor
 from fltrust.testing import draw
 
 Array = NDArray[np.float64]

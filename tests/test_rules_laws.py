@@ -243,7 +243,7 @@ def test_many_rows_and_threads_equal_the_plain_twins(monkeypatch: pytest.MonkeyP
 def test_more_rows_than_the_kernels_can_count_take_the_plain_path(path: str) -> None:
     updates = torch.arange(1.0, 32770.0)[:, None]
     assert float(Median()(updates).update) == 16385
-    assert rows._kernels(updates) is None
+    assert rows.kernels_for(updates) is None
 
 
 def test_norms_and_cosines_are_accurate_for_eleven_million_parameters(path: str) -> None:

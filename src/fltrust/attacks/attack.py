@@ -23,7 +23,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
 from fltrust.registry import known as known_name
-from fltrust.rules.rows import sq_distances
+from fltrust.rules.pairs import sq_distances
 from fltrust.rules.rule import Rule
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger

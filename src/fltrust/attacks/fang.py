@@ -10,7 +10,7 @@ from fltrust.attacks.attack import Attack, Knowledge, Level, check_level, finite
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.rules.krum import krum_scores
-from fltrust.rules.rows import sq_distances
+from fltrust.rules.pairs import sq_distances
 
 
 @ATTACKS.register("trim", label="Trim attack", look=Look("green", "^"), reference="Fang et al., USENIX Security 2020")

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fltrust.attacks.attack import Attack, Knowledge, finite
 from fltrust.registry import ATTACKS, RULES
-from fltrust.rules import rows
-from fltrust.rules.rows import divisor, measure, median_of, ranked_mean, sq_distances, weighted_sum
+from fltrust.rules import pairs, rows
+from fltrust.rules.pairs import sq_distances
+from fltrust.rules.rows import divisor, measure, median_of, ranked_mean, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -55,7 +56,7 @@ class RFAFromZero(Rule):
     def aggregate(self, received: Received) -> Aggregate:
         updates = received.updates
         usable = measure(updates).usable
-        products = torch.where(usable[:, None] & usable, rows.gram(updates), 0)  # (n, n)
+        products = torch.where(usable[:, None] & usable, pairs.gram(updates), 0)  # (n, n)
         shares = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
         for _ in range(self.steps):
             along = products @ shares

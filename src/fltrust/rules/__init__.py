@@ -1,7 +1,8 @@
 """Aggregation rules: how the server turns what n clients sent into one update. One file per family; `rule.py` says what a rule is."""
 
 from fltrust.registry import RULES
-from fltrust.rules.rows import cosines, norms, sq_distances, trust_scores
+from fltrust.rules.pairs import sq_distances
+from fltrust.rules.rows import cosines, norms, trust_scores
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 
 # The families, in the order in which tables list them.

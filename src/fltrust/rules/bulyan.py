@@ -7,7 +7,8 @@ import torch
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.krum import krum_picks
-from fltrust.rules.rows import finite, inner_products, measure, more_than, nearest_mean, sq_distances_of
+from fltrust.rules.pairs import inner_products, sq_distances_of
+from fltrust.rules.rows import finite, measure, more_than, nearest_mean
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 

@@ -9,18 +9,8 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.rows import (
-    Rows,
-    direction_and_norm,
-    divisor,
-    finite,
-    inner_products,
-    measure,
-    median_of,
-    sq_distances_of,
-    unit_of,
-    weighted_sum,
-)
+from fltrust.rules.pairs import inner_products, sq_distances_of, unit_of
+from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 from fltrust.state import Memory
 

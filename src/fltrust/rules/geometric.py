@@ -10,7 +10,8 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import divisor, in_order, sq_distances_of
+from fltrust.rules.pairs import sq_distances_of
+from fltrust.rules.rows import divisor, in_order
 
 _TINY = 1e-300  # no distance between rows, none of them longer than 1, is as small and not 0
 

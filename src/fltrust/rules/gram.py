@@ -5,7 +5,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fltrust.errors import InputError
-from fltrust.rules.rows import combined, inner_products, measure
+from fltrust.rules.pairs import inner_products
+from fltrust.rules.rows import combined, measure
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -18,7 +19,7 @@ class GramRule(Rule):
     needs_rows: ClassVar[bool] = False  # for these parameters the matrix is not enough: whoever mixes rows must mix them all
 
     def weigh(self, products: Tensor, usable: Tensor) -> Tensor:
-        """The shares (.., n) in float64, from inner products (.., n, n) as from `rows.inner_products`; 0 where not usable (.., n).
+        """The shares (.., n) in float64, from inner products (.., n, n) as from `pairs.inner_products`; 0 where not usable (.., n).
 
         Any leading dimensions: a batch of matrices gives a batch of shares. The units of the products do not matter.
         """

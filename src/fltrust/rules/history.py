@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.rows import divisor, finite, gram, measure, weighted_sum
+from fltrust.rules.pairs import gram
+from fltrust.rules.rows import divisor, finite, measure, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 

@@ -8,19 +8,8 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Look
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import (
-    LARGEST,
-    Rows,
-    divisor,
-    gpu_picks,
-    in_order,
-    measure,
-    more_than,
-    rough_sq_distances,
-    sq_distances,
-    sq_distances_from,
-    sq_distances_of,
-)
+from fltrust.rules.pairs import gpu_picks, rough_sq_distances, sq_distances, sq_distances_from, sq_distances_of
+from fltrust.rules.rows import LARGEST, Rows, divisor, in_order, measure, more_than
 from fltrust.rules.rule import Aggregate, Received
 
 

@@ -15,7 +15,8 @@ from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
 from fltrust.rules.mean import FedAvg
-from fltrust.rules.rows import Rows, combined, finite, in_order, inner_products, measure, median_of, sq_distances_of
+from fltrust.rules.pairs import inner_products, sq_distances_of
+from fltrust.rules.rows import Rows, combined, finite, in_order, measure, median_of
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 from fltrust.state import Memory
 

@@ -1,4 +1,4 @@
-"""Arithmetic on the rows of an (n, d) tensor of updates: what the rules compute with.
+"""Arithmetic on the rows of an (n, d) tensor of updates: what the rules compute with. `pairs.py` has that on pairs of rows.
 
 A row that holds NaN or infinity and a row of zeros are not usable: every rule leaves them out. Sums are in float64. Nothing here
 looks at values to choose a path on a GPU, so a round can be captured as a CUDA graph.
@@ -17,7 +17,6 @@ from torch import Tensor
 from fltrust.errors import InputError
 
 _BLOCK = 1 << 22  # values of (n, d) that are held in float64 at a time
-_FEW = 64  # rows; fewer are compared in float64 at once
 _SHORT = 256  # values; NumPy sorts so few many times faster than torch
 LARGEST = torch.finfo(torch.float64).max
 
@@ -45,7 +44,7 @@ def _cpu_kernels() -> ModuleType | None:
 
 
 @cache
-def _gpu_kernels() -> ModuleType | None:
+def gpu_kernels() -> ModuleType | None:
     try:
         from fltrust.fast import gpu
     except ImportError:  # no Triton
@@ -53,17 +52,17 @@ def _gpu_kernels() -> ModuleType | None:
     return gpu
 
 
-def _kernels(updates: Tensor) -> ModuleType | None:
+def kernels_for(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
     plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
     if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # the kernels count clients in 16 bits
         return _cpu_kernels()
     if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
-        return _gpu_kernels()
+        return gpu_kernels()
     return None
 
 
-def _column_blocks(updates: Tensor) -> Iterator[slice]:
+def column_blocks(updates: Tensor) -> Iterator[slice]:
     n, d = updates.shape
     width = max(1, _BLOCK // n)
     return (slice(start, min(start + width, d)) for start in range(0, d, width))
@@ -74,14 +73,14 @@ def _peak(updates: Tensor) -> Tensor:
     return torch.maximum(updates.amax(dim=-1), -updates.amin(dim=-1)).double()
 
 
-def _scaled(updates: Tensor, scale: Tensor) -> Tensor:
+def scaled(updates: Tensor, scale: Tensor) -> Tensor:
     """Rows divided by their scale, in float64; rows of infinite scale become zeros, whatever they hold."""
     return torch.div(updates, scale[:, None]).nan_to_num_(0, 0, 0)
 
 
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
     """Which rows are usable, how long they are, and their cosine with a direction (d,) of norm 1: one read, sums in float64."""
-    if kernels := _kernels(updates):
+    if kernels := kernels_for(updates):
         along, squares = kernels.row_sums(updates, direction)
         usable = torch.isfinite(squares) & (squares > 0)
         scale = torch.where(usable, 1.0, torch.inf).double()  # float32 values squared never leave float64's range
@@ -91,8 +90,8 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
         usable = torch.isfinite(peak) & (peak > 0)
         scale = torch.where(usable, peak, torch.inf)
         along, squares = torch.zeros_like(peak), torch.zeros_like(peak)
-        for columns in _column_blocks(updates):
-            block = _scaled(updates[:, columns], scale)
+        for columns in column_blocks(updates):
+            block = scaled(updates[:, columns], scale)
             if direction is not None:
                 along += block @ direction[columns]
             squares += torch.einsum("nd,nd->n", block, block)
@@ -104,20 +103,20 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
 def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:
     """The update's direction (d,), of norm 1, and its norm, both in float64; both zero if it is not usable."""
     row = measure(update[None])
-    return _scaled(update[None], row.scale)[0].div_(torch.where(row.usable, row.length, 1)), row.norm[0]
+    return scaled(update[None], row.scale)[0].div_(torch.where(row.usable, row.length, 1)), row.norm[0]
 
 
 def weighted_sum(updates: Tensor, rows: Rows, norm: Tensor) -> Tensor:
     """The sum (d,), in float64, of the rows, each brought to the norm (n,) that is given for it (negative: turned round)."""
     factor = torch.where(rows.usable, norm / rows.length, 0)  # (n,) of row / scale
-    if kernels := _kernels(updates):
+    if kernels := kernels_for(updates):
         return torch.as_tensor(kernels.weighted_sum(updates, factor))
-    return torch.cat([factor @ _scaled(updates[:, columns], rows.scale) for columns in _column_blocks(updates)])
+    return torch.cat([factor @ scaled(updates[:, columns], rows.scale) for columns in column_blocks(updates)])
 
 
 def mean_if_usable(updates: Tensor, shares: Tensor) -> Tensor | None:
     """The mean (d,) by shares (n,), which sum to 1 or 0, in one read; None without a kernel, or if a row that counts is not usable."""
-    kernels = _kernels(updates) if updates.device.type == "cpu" else None
+    kernels = kernels_for(updates) if updates.device.type == "cpu" else None
     mean: Tensor | None = kernels.mean_if_usable(updates, shares) if kernels else None
     return mean
 
@@ -130,7 +129,7 @@ def trusted_sum(
     The trust is the cosine with the root update, at least `least_trust`. Each row is brought to the norm of the root update, but made
     longer or shorter by a factor within `stretch` only.
     """
-    if updates.device.type == "cpu" and (kernels := _kernels(updates)):  # one read of memory for both sums below
+    if updates.device.type == "cpu" and (kernels := kernels_for(updates)):  # one read of memory for both sums below
         total, trust = kernels.trusted_sum(updates, root_update, least_trust, stretch)
         return total, trust
     direction, root_norm = direction_and_norm(root_update)
@@ -154,7 +153,7 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
 
     Only these stay if `trim` is None.
     """
-    if kernels := _kernels(updates):
+    if kernels := kernels_for(updates):
         return torch.as_tensor(kernels.ranked_mean(updates, usable, trim))
     n = len(updates)
     count = usable.sum()
@@ -163,7 +162,7 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     kept = (rank >= drop) & (rank < count - drop)  # (n,)
     share = kept.double() / kept.sum().clamp(min=1)
     means = []
-    for columns in _column_blocks(updates):
+    for columns in column_blocks(updates):
         values = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
         means.append(share @ torch.where(kept[:, None], values, 0).double())
     return torch.cat(means)
@@ -175,7 +174,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
     The centre is the `ranked_mean` of the usable values. The values that are kept are a window of the sorted column. Of two values
     equally far away, the lower one is kept. 0 if none is usable.
     """
-    if (kernels := _kernels(updates)) and len(updates) <= kernels.MOST_SORTED:
+    if (kernels := kernels_for(updates)) and len(updates) <= kernels.MOST_SORTED:
         return torch.as_tensor(kernels.nearest_mean(updates, usable, drop, trim))
     n = len(updates)
     count = usable.sum()
@@ -188,7 +187,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
     enters = (rank[:drop] + kept).clamp(max=n - 1)  # beside the value that would leave
     small = 0.5 ** (n.bit_length() + 1)  # so that no sum overflows
     means = []
-    for columns in _column_blocks(updates):
+    for columns in column_blocks(updates):
         ordered = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
         values = torch.where(rank[:, None] < count, ordered, 0).double() * small
         centre = torch.where(middle[:, None], values, 0).sum(0)  # times the number of values in the middle
@@ -201,7 +200,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
 
 def sign_sums(updates: Tensor, usable: Tensor) -> Tensor:
     """Per coordinate, how many more usable values are positive than negative (d,)."""
-    blocks = (updates[:, columns] for columns in _column_blocks(updates))
+    blocks = (updates[:, columns] for columns in column_blocks(updates))
     return torch.cat([torch.where(usable[:, None], block, 0).sign().sum(0) for block in blocks])
 
 
@@ -272,113 +271,9 @@ def trust_scores(updates: Tensor, root_update: Tensor) -> Tensor:
     return cosines(updates, root_update).relu()
 
 
-def gram(updates: Tensor) -> Tensor:
-    """The rows' inner products (n, n), in float64; exactly symmetric."""
-    if kernels := _kernels(updates):
-        products: Tensor = kernels.gram(updates)
-    else:
-        products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
-        for columns in _column_blocks(updates):
-            block = updates[:, columns].double()
-            products.addmm_(block, block.T)
-    return products.tril() + products.tril(-1).T  # only what is below the diagonal counts beside it
-
-
-def rough_sq_distances(updates: Tensor, rows: Rows) -> tuple[Tensor, Tensor] | None:
-    """Squared distances (n, n) in float32 arithmetic and how wrong each may be at most, where that is faster; None where it is not.
-
-    None too if a value that is not finite turned up: rows that are not usable, or too large for float32.
-    """
-    kernels = _kernels(updates) if updates.device.type == "cpu" else None
-    if kernels is None or len(updates) < _FEW or not _multiplies_in_float32():
-        return None
-    lower, wrong = kernels.rough_gram(updates)
-    norm, d = rows.norm, updates.shape[1]
-    square = norm.square()
-    distances = lower.tril_(-1) + lower.T
-    distances.mul_(-2).add_(square[:, None]).add_(square)
-    if not distances.isfinite().all():
-        return None
-    # Beside float32: what vanishes below its smallest number, and the rounding of sums in float64, which grows with their length.
-    more = (1e-11 + d * 2.0**-52) * square
-    errors = torch.mul(2.01 * wrong * norm[:, None], norm, out=lower).add_(more[:, None]).add_(more + d * 2.0**-125)
-    return distances, errors
-
-
-def _multiplies_in_float32() -> bool:
-    """Whether torch takes products of float32 matrices in float32: under autocast, or if asked for less precision, no bound would hold."""
-    try:
-        whole = torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # asked in torch's newer way, `torch.backends.fp32_precision` and its kin
-        whole = False
-    return whole and not torch.is_autocast_enabled("cpu")
-
-
-def sq_distances_from(updates: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen rows (m, n) of `sq_distances`, to the bit, where all values are finite. Float32 on a CPU only."""
-    kernels = _kernels(updates)
-    if kernels is None:
-        raise InputError("no kernels for these updates")
-    products, squares = kernels.gram_rows(updates, chosen)
-    distances = (squares[chosen, None] + squares - 2 * products).clamp_(min=0)
-    distances[torch.arange(len(chosen)), chosen] = 0
-    return torch.as_tensor(distances)
-
-
-def unit_of(rows: Rows) -> Tensor:
-    """A power of two () just above the longest row: dividing by it rounds nothing, so rows that tie still do."""
-    exponent = torch.frexp(rows.norm.amax())[1].clamp(-1022, 1023)
-    return torch.ldexp(torch.ones_like(rows.scale[0]), exponent)
-
-
-def inner_products(updates: Tensor, rows: Rows) -> Tensor:
-    """The rows' inner products (n, n), in float64, after division by `unit_of(rows)`; 0 for rows that are not usable."""
-    unit = unit_of(rows)
-    if _kernels(updates):
-        products, size = gram(updates) / unit / unit, torch.ones_like(rows.scale)
-    else:
-        products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
-        for columns in _column_blocks(updates):
-            block = _scaled(updates[:, columns], rows.scale)
-            products.addmm_(block, block.T)
-        products = products.tril() + products.tril(-1).T
-        size = rows.scale / unit  # so that no square overflows
-    pair = rows.usable[:, None] & rows.usable
-    return torch.where(pair, products * size[:, None] * size, 0)
-
-
-def sq_distances_of(products: Tensor) -> Tensor:
-    """Squared distances (.., n, n) between rows with these inner products; exactly symmetric, 0 on the diagonal."""
-    squares = products.diagonal(dim1=-2, dim2=-1)
-    distances = (
-        squares[..., :, None] + squares[..., None, :] - (products + products.mT)
-    )  # mixed rows' products are symmetric up to rounding
-    return distances.clamp(min=0) * (1 - torch.eye(products.shape[-1], dtype=products.dtype, device=products.device))
-
-
-def gpu_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor | None:
-    """`krum_picks` as one kernel, where there is one for distances (n, n) like these."""
-    kernels = _gpu_kernels() if sq_distances.device.type == "cuda" and sq_distances.ndim == 2 else None
-    if kernels is None or len(sq_distances) > kernels.MOST_PICKED or type(sq_distances) is not Tensor:
-        return None
-    return torch.as_tensor(kernels.krum_picks(sq_distances, tolerate, usable, leave, most))
-
-
 def combined(updates: Tensor, rows: Rows, shares: Tensor) -> Tensor:
     """The sum (d,) of shares (n,) times rows, of the updates' dtype."""
     return finite(weighted_sum(updates, rows, shares * rows.norm), updates)
-
-
-def sq_distances(updates: Tensor) -> Tensor:
-    """Squared distances (n, n) between rows, in float64, from one Gram matrix; infinite where not finite, 0 on the diagonal.
-
-    Exactly symmetric, so that two nearest neighbours of each other tie.
-    """
-    check(updates)
-    products = gram(updates)
-    squares = products.diagonal()
-    distances = (squares[:, None] + squares[None, :] - 2 * products).clamp_(min=0)
-    return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
 
 
 def in_order(values: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
-from fltrust.rules.rows import Rows, combined, divisor, inner_products, measure, more_than
+from fltrust.rules.pairs import inner_products
+from fltrust.rules.rows import Rows, combined, divisor, measure, more_than
 from fltrust.rules.rule import Aggregate, Received
 
 _NORMALISE_EVERY = 5  # squarings; n^-32 is far from vanishing

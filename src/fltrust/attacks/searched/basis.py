@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fltrust.attacks.attack import finite, units
 from fltrust.attacks.searched.scene import Aim, Scene
-from fltrust.rules.rows import gram, measure, median_of
+from fltrust.rules.pairs import gram
+from fltrust.rules.rows import measure, median_of
 
 ROOT, CENTRE, PUSHES, EXTRA = 0, 1, 2, 9  # where they stand behind the n updates: root update, rule's centre, then seven pushes
 _STRENGTHS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0)
