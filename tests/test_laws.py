@@ -44,6 +44,7 @@ from fltrust.rules import (
     BySize,
     CentredClipping,
     DnC,
+    Fallback,
     FedAvg,
     FLDetector,
     FLTrust,
@@ -87,6 +88,7 @@ EVERY_RULE += [  # a rule within a rule: by distances, with a root update, with 
     Zeno(2, mean_square=True),
 ]
 EVERY_RULE += [Anchor(momentum=0.0), Anchor(0.5, 2.0), NNM(Anchor(), 2), NormClipping(Anchor(), bound=1.0)]
+EVERY_RULE += [Fallback(Anchor()), Fallback(NNM(Krum(2), 2), slack=0.0), NormClipping(Fallback(FLTrust()), bound=1.0)]
 EVERY_RULE += [RLR(threshold=3), RLR(by_size=False), MeaMed(0), Phocas(4), NNM(Bulyan(1), 2)]
 EVERY_RULE += [FLAME(noise=0), FoolsGold(last=5), SignGuard(similarity=True), FLDetector(window=2, start=1, for_good=True, rule=Median())]
 EVERY_ATTACK: list[Attack] = [built(ATTACKS, name, TOLD) for name in ATTACKS]

@@ -27,8 +27,9 @@ _HOMES = {
     "experiment": "Experiment",
     "record": "Record",
     "rules": "ARC CAF FLAME NNM RLR RULES Aggregate Anchor Bucketing Bulyan BySize CentredClipping DnC FLDetector FLTrust FLTrustNoNorm"
-    " FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustTwoLevel FLTrustWithServer FedAvg FoolsGold GeometricMedian Krum MeaMed Median"
-    " MultiKrum NormClipping Phocas Received Rule SignGuard TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms trust_scores",
+    " FLTrustNoReLU FLTrustParNorm FLTrustServer FLTrustTwoLevel FLTrustWithServer Fallback FedAvg FoolsGold GeometricMedian Krum MeaMed"
+    " Median MultiKrum NormClipping Phocas Received Rule SignGuard TrimmedMean TrustAccumulator Zeno ZenoPlusPlus cosines norms"
+    " trust_scores",
     "running.call": "RunResult run",
     "simulation": "simulate",
     "state": "State",

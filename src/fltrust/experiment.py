@@ -141,6 +141,10 @@ class Experiment:
             self.root_bias is None or self.root_sampling == "quota",
             "a biased root set has exact numbers per class: root_sampling = 'quota'",
         )
+        _require(
+            self.server is None or not self.rule.holds_out,
+            "a rule that falls back sets the model itself: leave out the server's optimiser",
+        )
         known("initialisation", self.initialisation, get_args(Initialisation))
         known("precision", self.precision, get_args(Precision))
         known("participation", self.participation, get_args(Participation))

@@ -6,6 +6,7 @@ k examples; M classes. An example has one target (a class), or several (the toke
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -49,6 +50,11 @@ class Objective:
     def misfit(self, outputs: Tensor, targets: Tensor, num_classes: int) -> str | None:
         """Why the model's outputs do not fit the targets, in words; None if they do."""
         return None
+
+
+def bounded_loss(losses: Tensor) -> Tensor:
+    """1 - exp(-loss), so that a few examples cannot outweigh all others: with cross-entropy, the probability given to wrong classes."""
+    return -torch.expm1(-losses)
 
 
 @OBJECTIVES.register("cross-entropy", label="cross-entropy")

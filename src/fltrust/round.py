@@ -17,6 +17,7 @@ from fltrust.attacks import attack as attacks
 from fltrust.attacks.attack import Altered, Knowledge, Server
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.objectives import bounded_loss
 from fltrust.rules.rows import divisor
 from fltrust.rules.rule import Received, take_step
 from fltrust.state import Memory, State
@@ -44,6 +45,7 @@ class Draw(NamedTuple):
     root_shift: Tensor | None  # (1, R0, b0, 3)
     sizes: Tensor  # (n,): how many examples each client says it has
     global_lr: Tensor  # (): the paper's alpha in this round
+    held_out: Tensor | None = None  # (h,): the root examples that only tell how good a model is, for a rule that holds some out
     dropout: Tensor | None = None  # (n, R, b): the seed of each example's dropout, where the model has it
 
 
@@ -115,7 +117,7 @@ def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: 
             round=draw.round,
             weights=state.weights,
             global_lr=draw.global_lr,
-            server=Server(run.rule, state.rule, draw.sizes, _root_loss(run, task, draw)) if full else Server(run.rule),
+            server=Server(run.rule, state.rule, draw.sizes, *_root_asked(run, task, draw)) if full else Server(run.rule),
             own_loss=lambda models, *altered: _losses(
                 task, draw.examples[:m, 0].flatten(), draw.loss_weights[:m, 0].flatten(), models, *altered
             ),
@@ -127,6 +129,7 @@ def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: 
 def aggregated(run: Experiment, task: Task, state: State, draw: Draw, sent: Sent, noise: Noise) -> tuple[State, Outcome]:
     """The rest of the round: the state after it, and what there is to report."""
     # Step III: the server aggregates what was sent and moves the global model.
+    root_loss, root_update_from = _root_asked(run, task, draw)
     received = Received(
         updates=sent.updates,
         root_update=sent.root_update,
@@ -135,8 +138,9 @@ def aggregated(run: Experiment, task: Task, state: State, draw: Draw, sent: Sent
         round=draw.round,
         generator=noise.rule,
         weights=state.weights,
-        root_loss=_root_loss(run, task, draw),
+        root_loss=root_loss,
         global_lr=draw.global_lr,
+        root_update_from=root_update_from,
     )
     aggregate, rule = take_step(run.rule, received, state.rule)
     weights, server, peak = moved(run, state, aggregate.update, draw.global_lr)
@@ -179,16 +183,21 @@ def _relabelled(run: Experiment, task: Task, weights: Tensor, inputs: Tensor, ta
     return attacks.relabelled(run.attack, targets.flatten(0, 2), outputs).view(targets.shape)
 
 
-def _root_loss(run: Experiment, task: Task, draw: Draw) -> Callable[[Tensor], Tensor] | None:
-    return (lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None
+def _root_asked(run: Experiment, task: Task, draw: Draw) -> tuple[Callable[[Tensor], Tensor] | None, Callable[[Tensor], Tensor] | None]:
+    """What the rule may ask about other models: their losses, and the root update from one; None where it asks for none."""
+    root_loss = (lambda models: root_losses(task, draw, models)) if run.rule.needs_root_loss else None
+    root_update_from = (lambda weights: server_update(run, task, weights, draw)) if run.rule.holds_out else None
+    return root_loss, root_update_from
 
 
 def root_losses(task: Task, draw: Draw, models: Tensor) -> Tensor:
-    """The mean loss (k,) of models (k, d) on the round's root examples."""
+    """The mean loss (k,) of models (k, d) on the round's root examples; if some are held out, on these, each loss bounded."""
+    if draw.held_out is not None:
+        return _losses(task, draw.held_out, torch.ones_like(draw.held_out), models, bound=True)
     return _losses(task, draw.root_examples[0, 0], draw.root_loss_weights[0, 0], models)
 
 
-def _losses(task: Task, examples: Tensor, counts: Tensor, models: Tensor, altered: Altered | None = None) -> Tensor:
+def _losses(task: Task, examples: Tensor, counts: Tensor, models: Tensor, altered: Altered | None = None, bound: bool = False) -> Tensor:
     """The mean loss (k,) of models (k, d), 0 if no example counts; `counts` is 0 for examples that only fill up a batch."""
     inputs, targets = task.inputs[examples], task.targets[examples]
     if altered is not None:
@@ -197,7 +206,8 @@ def _losses(task: Task, examples: Tensor, counts: Tensor, models: Tensor, altere
     total = divisor(counts.sum())
 
     def loss(weights: Tensor) -> Tensor:
-        return (task.objective.loss(task.model.outputs(weights, inputs), targets) * counts).sum() / total
+        losses = task.objective.loss(task.model.outputs(weights, inputs), targets)
+        return ((bounded_loss(losses) if bound else losses) * counts).sum() / total
 
     losses: Tensor = torch.func.vmap(loss, chunk_size=TRIED_AT_ONCE)(models)
     return losses

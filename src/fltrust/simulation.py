@@ -17,6 +17,7 @@ from fltrust.round import Draw, Noise, Outcome, Sent, aggregated, first_state, i
 from fltrust.rules import cosines, norms
 from fltrust.state import State, copied, move_into
 from fltrust.tasks.batches import Batch, Batches, Epochs, draw_clients, draw_dropout, draw_shifts
+from fltrust.tasks.root import hold_out
 from fltrust.tasks.task import Task
 
 DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the device at once
@@ -108,8 +109,11 @@ def _likeness(run: Experiment, t: int, sent: Tensor) -> Likeness:
 def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.ndarray, Draw]]:
     """What chance decides about each round, drawn ahead in blocks that are copied to the device at once."""
     mean = run.loss == "mean"
-    batches, root = (_batches(run, *of, mean=mean) for of in (("batches", task.clients), ("root batches", [task.root])))
-    whole_root = Batch.whole(task.root, steps=run.local_epochs or run.local_steps, mean=mean)
+    trained, held = task.root, None
+    if run.rule.holds_out:
+        trained, held = hold_out(task.root, task.targets[torch.from_numpy(task.root)].cpu().numpy())
+    batches, root = (_batches(run, *of, mean=mean) for of in (("batches", task.clients), ("root batches", [trained])))
+    whole_root = Batch.whole(trained, steps=run.local_epochs or run.local_steps, mean=mean)
     block = max(1, DRAWN_AHEAD // (run.clients_per_round * batches.steps * batches.size))
     expected = per_round(run.malicious, run.clients_per_round, run.num_clients)
     fixed = (expected, run.malicious) if run.participation == "fixed" else None
@@ -117,6 +121,7 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
     def on_device(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(task.device)
 
+    held_out = None if held is None else on_device(held)
     for first in range(after + 1, run.rounds + 1, block):
         rounds = range(first, min(first + block, run.rounds + 1))
         clients = draw_clients(run.seed, rounds, run.num_clients, run.clients_per_round, fixed)  # (rounds, n)
@@ -156,6 +161,7 @@ def _draws(run: Experiment, task: Task, after: int) -> Iterator[tuple[int, np.nd
                     root_shift=root_shifts[i],
                     sizes=sizes[i],
                     global_lr=rates[i],
+                    held_out=held_out,
                     dropout=dropout[i],
                 ),
             )

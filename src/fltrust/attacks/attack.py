@@ -42,6 +42,7 @@ class Server(NamedTuple):
     memory: Memory | None = None  # the rule's, before this round
     sizes: Tensor | None = None  # (n,): how many examples each client says it has
     root_loss: Callable[[Tensor], Tensor] | None = None  # of models (k, d), on the root set; None where the rule does not ask for it
+    root_update_from: Callable[[Tensor], Tensor] | None = None  # of a model (d,): its root update; likewise
 
 
 @dataclass(frozen=True)

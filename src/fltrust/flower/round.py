@@ -23,6 +23,7 @@ from fltrust.flower.membership import Exclusion
 from fltrust.flower.memory import Remembered
 from fltrust.flower.order import sort_rows
 from fltrust.flower.replies import Limits, ReplyError, read
+from fltrust.flower.root import Root, loss_of
 from fltrust.flower.verdicts import KEPT, NOT_ASKED, NOT_ITS_FAULT, VERDICTS, plain
 from fltrust.rules import Aggregate, Received, Rule, take_step
 from fltrust.rules.rows import direction_and_norm, measure, ranked_mean
@@ -64,6 +65,7 @@ class Round:
     generator: torch.Generator | None = None  # the rule's randomness
     evidence: torch.Generator = field(default_factory=torch.Generator)  # the signs of the sketches, which nodes must not know
     excluded: Mapping[int, Exclusion] = field(default_factory=dict)  # nodes that are there and are not asked
+    root: Root | None = None  # for a rule that asks it about other models
     entries: dict[int, Entry] = field(init=False)
     late: list[tuple[int, int]] = field(init=False, default_factory=list)  # (node, the round it was asked in)
     extra: list[tuple[int, str]] = field(init=False, default_factory=list)  # (node, reason) of replies that nobody asked for
@@ -253,6 +255,9 @@ class Round:
                 round=torch.tensor(self.t),
                 generator=self.generator,
                 weights=self.layout.vector(self.before.__getitem__) if self.rule.needs_weights else None,
+                root_loss=self._root_losses if loss_of(self.root) is not None else None,
+                global_lr=torch.tensor(self.global_lr),
+                root_update_from=self._root_update_from if self.root is not None else None,
             )
             aggregate, memory = take_step(self.rule, received, known.rule)
         except Exception as problem:  # such as Krum with too few clients, or whatever a rule of somebody's own does
@@ -260,6 +265,21 @@ class Round:
             return None
         self._next = replace(known, rule=memory)
         return aggregate
+
+    def _root_losses(self, models: Tensor) -> Tensor:
+        """The losses (k,) of models (k, d)."""
+        loss = loss_of(self.root)
+        assert loss is not None
+        return torch.tensor([loss(self._with(model)) for model in models], dtype=torch.float64)
+
+    def _root_update_from(self, weights: Tensor) -> Tensor:
+        assert self.root is not None
+        return self.layout.vector(self.root(self._with(weights)).__getitem__)
+
+    def _with(self, weights: Tensor) -> Arrays:
+        """The global arrays with other parameters (d,)."""
+        with np.errstate(all="ignore"):
+            return self.before | {name: np.asarray(part, self.layout.dtypes[name]) for name, part in self.layout.parts(weights)}
 
     def _moved(self, update: Tensor) -> Arrays:
         after = dict(self.before)

@@ -32,7 +32,7 @@ from fltrust.flower.membership import Exclusion, Quarantine, Source, fingerprint
 from fltrust.flower.memory import Remembered
 from fltrust.flower.operations import Operations, Settings
 from fltrust.flower.replies import Limits, is_gone, one_of
-from fltrust.flower.root import Root, settings_of
+from fltrust.flower.root import Root, loss_of, settings_of
 from fltrust.flower.round import Round
 from fltrust.flower.salt import salted
 from fltrust.flower.verdicts import plain
@@ -147,7 +147,13 @@ class RobustStrategy(Strategy):
             f"{type(rule).__name__} remembers each client, and without registered keys nobody knows who a node is: run the SuperLink with "
             "node authentication and say registered=True",
         )
-        _require(not rule.needs_root_loss, f"{type(rule).__name__} needs a loss on the root set, which a federation does not have")
+        name = type(rule).__name__
+        _require(not rule.needs_root_loss or loss_of(root) is not None, f"{name} needs a loss on the root set: give root=root_of(...)")
+        held_out = (settings_of(root) or {}).get("hold_out", False)
+        _require(
+            held_out or not rule.holds_out, f"{name} needs a part of the root set to measure models on: give root_of(..., hold_out=True)"
+        )
+        _require(server is None or not rule.holds_out, f"{name} sets the model itself: leave out the server's optimiser")
         _require(0 < global_lr < 1e30, f"global_lr must be a positive number, not {global_lr}")
         _require(0 <= fraction_train <= 1, f"fraction_train must be 0 to 1, not {fraction_train}")
         _require(min_train_nodes >= 1, f"min_train_nodes must be at least 1, not {min_train_nodes}")
@@ -327,6 +333,7 @@ class RobustStrategy(Strategy):
             self._secret(server_round, "rule") if self.rule.needs_generator else None,
             self._secret(server_round, "evidence"),
             excluded,
+            self.root,
         )
         unpredictable = salted(arrays)
         return [self._message(node, server_round, unpredictable, config) for node in nodes]

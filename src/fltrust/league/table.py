@@ -90,6 +90,7 @@ ROWS: tuple[Row, ...] = (
     Row("zeno-plus-plus"),
     Row("fltrust"),
     Row("anchor"),
+    Row("fallback+anchor"),
 )
 
 _NONE, _DATA, _BLIND, _SEEING, _TAILORED, _TARGETED = (

@@ -23,6 +23,7 @@ from fltrust.rules.history import FoolsGold
 from fltrust.rules.zeno import Zeno, ZenoPlusPlus
 from fltrust.rules.preaggregation import ARC, NNM, Bucketing, NormClipping
 from fltrust.rules.by_size import BySize
+from fltrust.rules.fallback import Fallback
 from fltrust.rules.cluster import FLAME, SignGuard
 from fltrust.rules.detector import FLDetector
 # isort: on
@@ -49,6 +50,7 @@ __all__ = [
     "FLTrustServer",
     "FLTrustTwoLevel",
     "FLTrustWithServer",
+    "Fallback",
     "FedAvg",
     "FoolsGold",
     "GeometricMedian",

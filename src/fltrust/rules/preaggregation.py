@@ -17,10 +17,8 @@ from fltrust.rules.gram import GramRule
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.pairs import inner_products, sq_distances_of
 from fltrust.rules.rows import Rows, combined, finite, in_order, measure, median_of
-from fltrust.rules.rule import Aggregate, Received, Rule, take_step
+from fltrust.rules.rule import Aggregate, Received, Rule, take_step, take_traits
 from fltrust.state import Memory
-
-_TRAITS = ("needs_root", "needs_ids", "needs_weights", "needs_root_loss", "needs_generator", "by_coordinate", "scores_trust", "on_host")
 
 
 class Measured:
@@ -46,10 +44,7 @@ class PreAggregation(Rule):
     cancels: ClassVar[bool] = False  # long rows that cancel in a sum can leave a short one: products would say nothing of it
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rule, Rule):
-            raise InputError(f"{type(self).__name__} needs a rule within it, such as Median(), not {self.rule!r}")
-        for trait in _TRAITS:  # it needs what the rule within needs, and perhaps more
-            object.__setattr__(self, trait, getattr(type(self), trait) or getattr(self.rule, trait))
+        take_traits(self, self.rule)
 
     def mixing(self, sent: Measured) -> Tensor:
         """A (k, n), in float64: the rows that go on, as sums of those received; 0 in the columns of rows that are not usable."""

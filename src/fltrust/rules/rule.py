@@ -60,9 +60,12 @@ class Received:
     weights : Tensor or None, default None
         (d,), the global model that the clients started from.
     root_loss : callable or None, default None
-        Takes models (k, d) and returns their losses (k,) on the root set.
+        Takes models (k, d) and returns their losses (k,) on the root set; for a rule that `holds_out`, the mean of 1 - exp(-loss) on the
+        examples held out.
     global_lr : Tensor or None, default None
         (), the learning rate: the model moves by this times the rule's update. None is 1.
+    root_update_from : callable or None, default None
+        Takes a model (d,) and returns the root update (d,) that starts from it; for a rule that `holds_out`.
 
     Examples
     --------
@@ -82,6 +85,7 @@ class Received:
     weights: Tensor | None = None
     root_loss: Callable[[Tensor], Tensor] | None = None
     global_lr: Tensor | None = None
+    root_update_from: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         check(self.updates, self.root_update, self.sizes)
@@ -146,6 +150,7 @@ class Rule:
     needs_weights: ClassVar[bool] = False  # the global model
     needs_root_loss: ClassVar[bool] = False  # to try models on the root set
     needs_generator: ClassVar[bool] = False  # randomness
+    holds_out: ClassVar[bool] = False  # part of the root set is for root_loss alone; the rest for root updates, from any model
     by_coordinate: ClassVar[bool] = False  # has no shares: each coordinate may take another client's value
     scores_trust: ClassVar[bool] = False  # a share of 0 means that the update does not align with the root update
     on_host: ClassVar[bool] = False  # computes on the CPU, so the round's CUDA graph ends before the rule
@@ -193,6 +198,27 @@ class Rule:
         return take_step(self, Received(updates, root_update, sizes), ())[0]
 
 
+_TRAITS = (
+    "needs_root",
+    "needs_ids",
+    "needs_weights",
+    "needs_root_loss",
+    "needs_generator",
+    "holds_out",
+    "by_coordinate",
+    "scores_trust",
+    "on_host",
+)
+
+
+def take_traits(wrapper: Rule, within: Rule) -> None:
+    """A rule that holds another needs what that one needs, and perhaps more."""
+    if not isinstance(within, Rule):
+        raise InputError(f"{type(wrapper).__name__} needs a rule within it, such as Median(), not {within!r}")
+    for trait in _TRAITS:
+        object.__setattr__(wrapper, trait, getattr(type(wrapper), trait) or getattr(within, trait))
+
+
 def _owner(kind: type, name: str) -> type:
     return next(base for base in kind.__mro__ if name in vars(base))
 
@@ -205,6 +231,7 @@ def take_step(rule: Rule, received: Received, memory: Memory) -> tuple[Aggregate
         (rule.needs_ids, received.client_ids, "to know which client sent which update"),
         (rule.needs_weights, received.weights, "the global model"),
         (rule.needs_root_loss, received.root_loss, "a loss on the root set"),
+        (rule.holds_out, received.root_update_from, "root updates from other models"),
         (rule.needs_generator, received.generator, "randomness"),
     ):
         if needed and there is None:
@@ -256,6 +283,7 @@ def try_rule(rule: Rule, n: int, num_clients: int | None = None) -> str:
         generator=torch.Generator(),
         weights=one,
         root_loss=lambda models: models.sum(1),
+        root_update_from=lambda weights: weights,
     )
     try:
         take_step(rule, received, rule.init(num_clients or n, one))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fltrust.errors import InputError
 
 Indices = NDArray[np.int64]
+HELD_OUT = 5  # of so many root examples one is held out, for a rule that asks for it
 BIASED_CLASS = 1  # the class that the paper's biased root set (case II) favours
 
 
@@ -38,6 +39,19 @@ def sample_root(labels: NDArray[np.integer], size: int, num_classes: int, rng: n
         )
     chosen = [rng.permutation(np.flatnonzero(labels == label))[: quota[label]] for label in range(num_classes)]
     return np.sort(np.concatenate(chosen))
+
+
+def hold_out(root: Indices, targets: NDArray[np.generic]) -> tuple[Indices, Indices]:
+    """The root examples that the server trains on, and those that only tell how good a model is: every fifth, in the order of targets.
+
+    So every class gives its part. Targets (k, ...) that are no single number have no order: every fifth as they come.
+    """
+    if len(root) < 2:
+        raise InputError("a root set of 1 example: at least 2 are needed to train on some and hold out others")
+    order = np.argsort(targets, kind="stable") if targets.ndim == 1 else np.arange(len(root))
+    held = np.zeros(len(root), bool)
+    held[order[::HELD_OUT]] = True
+    return root[~held], root[held]
 
 
 def check_labels(labels: NDArray[np.integer], num_classes: int) -> None:

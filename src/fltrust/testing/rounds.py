@@ -38,6 +38,7 @@ def received(seed: int, dtype: torch.dtype, n: int = N) -> Received:
         generator=torch.Generator().manual_seed(100 + seed),
         weights=weights,
         root_loss=lambda models: (models - weights - root_update).square().sum(1),
+        root_update_from=lambda model: root_update + weights - model,
     )
 
 

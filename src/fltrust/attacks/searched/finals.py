@@ -10,6 +10,7 @@ from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
 
 _RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
+_PARTS = 1.0, 0.5, 0.25, 0.1  # how far finalists go from honest updates, for a rule that refuses what harms too much
 _WIDTH = 2048  # columns that are multiplied together: a GPU needs many small products, not one long one
 _AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
 
@@ -19,12 +20,14 @@ def most_damaging(
 ) -> Tensor:
     """The rows (m, d) with the largest damage, of what rivals (R, m, d) and the search's own finalists (F, m, d) send.
 
-    All of them are run on the rule, with its memory. If the rule has a closed form in the view after its memory, where these rows are
-    `seen`, then only the best three rivals and two finalists that it names. It can err where a row lies exactly on a threshold of the
-    rule, and rounding decides.
+    All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule has a closed form in
+    the view after its memory, where these rows are `seen`, then only the best three rivals and two finalists that it names. It can err
+    where a row lies exactly on a threshold of the rule, and rounding decides.
     """
     rivals, own = sent
-    if has_closed_form(view.rule) and not aim.is_loss:
+    if scene.rule.holds_out:  # the closed form knows nothing of what it refuses
+        own = torch.cat([torch.lerp(scene.updates[: scene.m], own, part) for part in _PARTS])
+    elif has_closed_form(view.rule) and not aim.is_loss:
         values = _closed(view, aim, basis, torch.cat(seen), ahead)
         rivals = rivals.index_select(0, values[: len(rivals)].topk(min(_RIVALS, len(rivals))).indices)
         own = own.index_select(0, values[-len(own) :].topk(min(_OWN, len(own))).indices)

@@ -27,6 +27,7 @@ class Scene:
     root_update: Tensor | None  # (d,)
     sizes: Tensor | None  # (n,)
     root_loss: Callable[[Tensor], Tensor] | None
+    root_update_from: Callable[[Tensor], Tensor] | None
     seeds: tuple[int, ...]  # of the draws that a rule with chance is tried with, the same for every candidate; none: no chance
 
     @property
@@ -50,6 +51,7 @@ class Scene:
             known.weights,
             self.root_loss,
             known.global_lr,
+            self.root_update_from,
         )
 
     def chances(self) -> list[torch.Generator | None]:
@@ -78,7 +80,7 @@ def scene_of(known: Knowledge, knowledge: Level, guess_root: bool, draws: int) -
         raise InputError("this attack searches on the server's rule and was not shown it")
     if knowledge == "full":
         updates, memory = finite(known.updates), server.memory
-        scene = Scene(known, server.rule, memory, updates, known.root_update, server.sizes, server.root_loss, ())
+        scene = Scene(known, server.rule, memory, updates, known.root_update, server.sizes, server.root_loss, server.root_update_from, ())
     else:
         scene = _supposed(replace(known, others=None, root_update=None, server=Server(server.rule)), server.rule, guess_root)
     if scene.memory is None:  # what the rule remembers is not known: as if this were its first round
@@ -99,7 +101,7 @@ def _supposed(known: Knowledge, rule: Rule, guess_root: bool) -> Scene:
     root_update, root_loss = (mean, known.own_loss) if guess_root else (None, None)
     if (rule.needs_root and root_update is None) or (rule.needs_root_loss and root_loss is None):
         rule = NormClipping()  # the plainest rule that bounds a row's length stands in for one that cannot be tried
-    return Scene(known, rule, None, updates, root_update, None, root_loss, ())
+    return Scene(known, rule, None, updates, root_update, None, root_loss, lambda _: mean, ())
 
 
 @dataclass(frozen=True)

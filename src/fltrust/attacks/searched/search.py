@@ -133,7 +133,7 @@ class Searched(Attack):
     on_host = True  # it may run any rule, those on the host too, and ask autograd for slopes that are not there
 
     def on_host_under(self, rule: Rule) -> bool:
-        return not has_closed_form(as_seen(rule, self.ahead)) or rule.needs_generator
+        return not has_closed_form(as_seen(rule, self.ahead)) or rule.needs_generator or rule.holds_out
 
     @property
     def needs_root(self) -> bool:  # type: ignore[override]

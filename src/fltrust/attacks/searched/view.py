@@ -10,6 +10,7 @@ from fltrust.attacks.attack import bounded, usable
 from fltrust.attacks.searched.response import medians_of
 from fltrust.attacks.searched.scene import Scene
 from fltrust.rules.anchor import Anchor
+from fltrust.rules.fallback import Fallback
 from fltrust.rules.rows import measure
 from fltrust.rules.rule import Rule
 
@@ -17,7 +18,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 def as_seen(rule: Rule, ahead: int) -> Rule:
-    """The rule that the search works on: without its memory, if that is running means and nobody looks ahead."""
+    """The rule that the search works on: what is within a fallback, and without memory, if that is running means and nobody looks ahead."""
+    if isinstance(rule, Fallback):
+        return as_seen(rule.rule, ahead)
     if isinstance(rule, Anchor) and rule.has_memory and not rule.overridden and not ahead:
         return replace(rule, momentum=0.0)
     return rule
@@ -30,6 +33,8 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     without memory is nearly the same problem; where the rule cuts an update, what it sees is not what was wanted. Not so over several
     rounds: for a look-ahead the scene stays as it is. Honest clients' means are taken as they are without attack.
     """
+    while isinstance(scene.rule, Fallback):
+        scene = replace(scene, rule=scene.rule.rule, memory=scene.memory.rule)
     rule, ids = scene.rule, scene.known.client_ids
     if as_seen(rule, ahead) is rule or ids is None:
         return scene, _unchanged, _unchanged

@@ -1,0 +1,313 @@
+"""Fallback: after every round that moves the model, it is not much worse on held-out root examples than the server alone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fltrust.attacks import Knowledge, Searched
+from fltrust.attacks.attack import Server, take_step
+from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
+from fltrust.attacks.searched.scene import aim_of, scene_of
+from fltrust.errors import InputError
+from fltrust.experiment import Experiment
+from fltrust.rules import Anchor, Fallback, FedAvg, FLTrust, Median, Received, Rule, Zeno
+from fltrust.rules.fallback import Alone
+from fltrust.simulation import simulate
+from fltrust.tasks.build import build_task
+from fltrust.tasks.root import hold_out
+from fltrust.training.optimisers import Momentum
+
+D, N = 5, 6
+GOAL = torch.arange(D).double() / 3  # the best model; the server's own examples lead to another
+SERVERS = GOAL + 0.4
+
+
+def loss(models: Tensor) -> Tensor:
+    return (models.double() - GOAL).square().sum(1)
+
+
+def far(model: Tensor) -> float:
+    return float(loss(model[None])[0])
+
+
+def from_root(weights: Tensor) -> Tensor:
+    return (SERVERS.to(weights) - weights) / 4
+
+
+def received(weights: Tensor, updates: Tensor, lr: float = 1.0, **changes: Any) -> Received:
+    seen = Received(
+        updates,
+        from_root(weights),
+        client_ids=torch.arange(len(updates)),
+        weights=weights,
+        root_loss=loss,
+        global_lr=torch.tensor(lr, dtype=weights.dtype),
+        root_update_from=from_root,
+    )
+    return replace(seen, **changes)
+
+
+def rows(t: int, weights: Tensor, malicious: int) -> Tensor:
+    """Honest clients go a quarter of the way to the best model, with noise; malicious ones far away from it."""
+    generator = torch.Generator().manual_seed(t)
+    honest = (GOAL - weights) / 4 + 0.05 * torch.randn(N, D, generator=generator, dtype=torch.float64)
+    honest[:malicious] = -5 * torch.rand(malicious, 1, generator=generator, dtype=torch.float64) * (GOAL - weights + 0.1)
+    return honest
+
+
+def twin(lr: float, slack: float, malicious: int, rounds: int) -> tuple[list[Tensor], int]:
+    """The models of a run with FedAvg, in plain Python, and how often it fell back."""
+    weights = torch.zeros(D, dtype=torch.float64)
+    alone, models, fell_back = [weights], [weights], 0
+    for t in range(rounds):
+        alone.append(alone[-1] + lr * from_root(alone[-1]))
+        best = min(alone + models, key=far)
+        lowest = min(far(model) for model in alone)
+        moved = weights + lr * rows(t, weights, malicious).mean(0)
+        if far(moved) > lowest + slack * (far(alone[0]) - lowest):
+            moved, fell_back = best, fell_back + 1
+        weights = moved
+        models.append(weights)
+    return models[1:], fell_back
+
+
+@pytest.mark.parametrize(("lr", "slack"), [(1.0, 0.1), (0.5, 0.0), (0.3, 0.5)])
+@pytest.mark.parametrize("malicious", [0, 2, 5])
+def test_a_run_is_that_of_the_plain_twin(lr: float, slack: float, malicious: int) -> None:
+    rule, weights = Fallback(FedAvg(by_size=False), slack), torch.zeros(D, dtype=torch.float64)
+    memory, count = rule.init(N, weights), 0
+    expected, fell_back = twin(lr, slack, malicious, rounds=15)
+    for t, model in enumerate(expected):
+        aggregate, memory = rule.step(received(weights, rows(t, weights, malicious), lr), memory)
+        assert aggregate.shares is not None
+        count += not aggregate.shares.any()
+        weights = weights + lr * aggregate.update
+        torch.testing.assert_close(weights, model)
+    assert count == fell_back
+    assert malicious < 5 or fell_back > 0
+
+
+@pytest.mark.parametrize("rule", [FedAvg(), Median(), Anchor(), FLTrust(), Fallback(FedAvg())], ids=repr)
+def test_no_majority_gets_past_the_bound(rule: Rule) -> None:
+    """All clients are malicious, and send what is long, short, random or nothing."""
+    subject, weights, generator = Fallback(rule), torch.zeros(D, dtype=torch.float64), torch.Generator().manual_seed(1)
+    memory, alone = subject.init(N, weights), [weights]
+    for t in range(40):
+        updates = torch.randn(N, D, generator=generator, dtype=torch.float64) * 10.0 ** (t % 5 - 2)
+        aggregate, memory = subject.step(received(weights, updates), memory)
+        before, weights = weights, weights + aggregate.update
+        alone.append(alone[-1] + from_root(alone[-1]))
+        lowest = min(far(model) for model in alone)
+        bound = lowest + subject.slack * (far(alone[0]) - lowest)
+        assert torch.equal(before, weights) or far(weights) <= bound + 1e-12
+    assert far(weights) < far(alone[0])  # it learnt something all the same
+
+
+def test_good_clients_are_those_of_the_rule_within_bit_for_bit() -> None:
+    rule, weights = Fallback(Anchor()), torch.zeros(D, dtype=torch.float64)
+    memory, within = rule.init(N, weights), rule.rule.init(N, weights)
+    for t in range(5):
+        seen = received(weights, rows(t, weights, 0))
+        (update, shares), memory = rule.step(seen, memory)
+        (expected, theirs), within = rule.rule.step(seen, within)
+        assert torch.equal(update, expected)
+        assert shares is not None
+        assert theirs is not None
+        assert torch.equal(shares, theirs)
+        weights = weights + update
+
+
+def test_a_loss_that_is_no_number_moves_nothing_and_is_not_remembered() -> None:
+    rule, weights = Fallback(FedAvg()), torch.zeros(D, dtype=torch.float64)
+    broken = received(weights, rows(0, weights, 0), root_loss=lambda models: torch.full((len(models),), torch.nan))
+    (update, _), memory = rule.step(broken, rule.init(N, weights))
+    assert not update.any()
+    (update, _), memory = rule.step(received(weights, rows(0, weights, 0)), memory)
+    assert update.any()
+    assert isinstance(memory, Alone)
+    assert torch.isfinite(memory.first)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a rule within"):
+        Fallback("anchor")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a slack of 0 to 1, not 2"):
+        Fallback(FedAvg(), 2.0)
+    with pytest.raises(InputError, match="leave out the server's optimiser"):
+        Experiment.on("har", "fallback+anchor", server=Momentum())
+
+
+# ---------------------------------------------------------------- the examples held out
+
+
+def test_every_class_gives_its_part() -> None:
+    labels = np.tile(np.arange(4), 10)
+    root = 100 + np.arange(40)
+    trained, held = hold_out(root, labels)
+    assert sorted([*trained, *held]) == root.tolist()
+    assert np.bincount(labels[held - 100]).tolist() == [2, 2, 2, 2]
+
+
+def test_other_targets_and_small_root_sets() -> None:
+    trained, held = hold_out(np.arange(10), np.linspace(1, 0, 10))
+    assert held.tolist() == [4, 9]  # the lowest number and the one in the middle
+    assert len(trained) == 8
+    assert hold_out(np.arange(7), np.zeros((7, 3)))[1].tolist() == [0, 5]
+    assert [len(part) for part in hold_out(np.arange(2), np.array([1, 0]))] == [1, 1]
+    with pytest.raises(InputError, match="at least 2 are needed"):
+        hold_out(np.arange(1), np.zeros(1))
+
+
+def mnist(rule: Any, **changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "model": "logistic",
+        "num_clients": 10,
+        "malicious": 6,
+        "rounds": 30,
+        "batch_size": 16,
+        "evaluate_every": 30,
+    }
+    return Experiment.on("mnist-5k", rule, "sign-flip", **settings | changes)
+
+
+def test_a_malicious_majority_does_little_in_the_simulator() -> None:
+    ends = {}
+    for rule in ("fedavg", "fallback+fedavg", "fltrust-server"):
+        run = mnist(rule)
+        ends[rule] = list(simulate(run, build_task(run)))[-1].test_error or 1.0
+    assert 0.8 < ends["fedavg"] < 1.0
+    assert ends["fallback+fedavg"] < ends["fltrust-server"] + 0.1
+
+
+def test_the_held_out_examples_change_no_root_update() -> None:
+    run = mnist("fallback+fedavg", rounds=1, evaluate_every=1, malicious=0)
+    task = build_task(run)
+    _, held = hold_out(task.root, task.targets[torch.from_numpy(task.root)].numpy())
+    (record,) = simulate(run, task)
+    task.inputs[torch.from_numpy(held)] = 0.5
+    (again,) = simulate(run, task)
+    assert record.root_norm == again.root_norm
+    rest = np.setdiff1d(task.root, held)
+    task.inputs[torch.from_numpy(rest)] = 0.5
+    (changed,) = simulate(run, task)
+    assert record.root_norm != changed.root_norm
+
+
+# ---------------------------------------------------------------- the search
+
+
+@pytest.mark.parametrize("within", [FedAvg(), Anchor(), Median()], ids=repr)
+def test_the_search_is_never_weaker_than_another_attack(within: Rule) -> None:
+    rule, weights, m = Fallback(within), torch.zeros(D, dtype=torch.float64), 3
+    memory = rule.init(N, weights)
+    attack = Searched(tries=10, steps=1)
+    remembered = attack.init(N, weights)
+    rivals = rivals_with("full")
+    theirs = tuple(rival.init(N, weights) for rival in rivals)
+    for t in range(3):
+        updates = rows(t, weights, 0)
+        known = Knowledge(
+            updates[:m],
+            updates[m:],
+            from_root(weights),
+            n=N,
+            tolerate=m,
+            num_clients=N,
+            generator=torch.Generator().manual_seed(t),
+            client_ids=torch.arange(N),
+            round=torch.tensor(t + 1),
+            weights=weights,
+            global_lr=torch.tensor(1.0),
+            server=Server(rule, memory, None, loss, from_root),
+        )
+        sent, remembered = take_step(attack, known, remembered)
+        scene = scene_of(known, "full", False, 1)
+        others, _, theirs = rivals_rows(rivals, known, theirs)
+        aim = aim_of("mean", scene, scene.undisturbed())
+        worst = max(float(aim.mean_damage(scene, other, 0)) for other in others)
+        assert float(aim.mean_damage(scene, sent, 0)) >= worst - 1e-12
+        (update, _), memory = rule.step(received(weights, torch.cat((sent, updates[m:]))), memory)
+        weights = weights + update
+
+
+# ---------------------------------------------------------------- a federation
+
+
+def examples() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def test_a_federation_falls_back_too(tmp_path: Path, quiet_flower: None, clock: object) -> None:
+    flower = pytest.importorskip("fake_federation")
+    from fltrust.flower import root_of
+
+    root = root_of(nn.Linear(4, 3), examples(), lr=0.5, hold_out=True)
+    away = {"weight": -3 * np.eye(3, 4, dtype=np.float32), "bias": np.zeros(3, np.float32)}  # the first three inputs tell the class
+
+    def hostile(node: int, message: Any) -> Any:
+        arrays = flower.arrays_of(message)
+        return flower.reply_with(message, {name: array + away[name] for name, array in arrays.items()})
+
+    def final_loss(rule: Rule, **options: Any) -> float:
+        arrays, _ = flower.run(hostile, rule, rounds=6, **options)
+        return root.loss(arrays)  # type: ignore[attr-defined,no-any-return]
+
+    alone, losses = {name: array.copy() for name, array in flower.MODEL.items()}, []
+    for _ in range(6):
+        losses.append(root.loss(alone))  # type: ignore[attr-defined]
+        alone = {name: array + root(alone)[name] for name, array in alone.items()}
+    losses.append(root.loss(alone))  # type: ignore[attr-defined]
+    bound = min(losses) + 0.1 * (losses[0] - min(losses))
+    assert final_loss(FedAvg()) > 0.9
+    assert final_loss(Fallback(FedAvg()), root=root, directory=tmp_path / "whole") <= bound + 1e-6
+    for rounds in (2, 6):  # killed and resumed, it is the same
+        arrays, _ = flower.run(hostile, Fallback(FedAvg()), rounds=rounds, root=root, directory=tmp_path / "part")
+    assert flower.same(arrays, flower.run(hostile, Fallback(FedAvg()), rounds=6, root=root)[0])
+    assert all(verdict == "not-chosen" for verdict in flower.records(tmp_path / "part")[-1]["verdict"])
+
+
+def test_a_federation_refuses_a_root_that_holds_nothing_out(quiet_flower: None) -> None:
+    flower = pytest.importorskip("fltrust.flower")
+    root = flower.root_of(nn.Linear(4, 3), examples(), lr=0.5)
+    with pytest.raises(InputError, match="hold_out=True"):
+        flower.RobustStrategy(Fallback(FedAvg()), root=root)
+    with pytest.raises(InputError, match=r"a loss on the root set: give root=root_of"):
+        flower.RobustStrategy(Fallback(FedAvg()), root=lambda arrays: arrays)
+    held_out = flower.root_of(nn.Linear(4, 3), examples(), lr=0.5, hold_out=True)
+    with pytest.raises(InputError, match="leave out the server's optimiser"):
+        flower.RobustStrategy(Fallback(FedAvg()), root=held_out, server=Momentum())
+    assert held_out.settings["examples"] == root.settings["examples"] == 20
+    assert "hold_out" not in root.settings  # so that what was begun before goes on
+
+
+def test_a_federation_takes_other_rules_that_ask_for_a_loss(quiet_flower: None, clock: object) -> None:
+    flower = pytest.importorskip("fake_federation")
+    from fltrust.flower import root_of
+
+    root = root_of(nn.Linear(4, 3), examples(), lr=0.5)
+    good = {"weight": np.eye(3, 4, dtype=np.float32), "bias": np.zeros(3, np.float32)}  # the first three inputs tell the class
+
+    def client(node: int, message: Any) -> Any:
+        arrays = flower.arrays_of(message)
+        return flower.reply_with(message, {name: array + (good if node > 2 else bad)[name] for name, array in arrays.items()})
+
+    bad = {name: -array for name, array in good.items()}
+    arrays, _ = flower.run(client, Zeno(2), rounds=3, root=root)
+    assert all(np.allclose(arrays[name], flower.MODEL[name] + 3 * good[name]) for name in good)
+    assert np.isclose(root.loss(arrays), float(nn.functional.cross_entropy(*logits(arrays))))  # type: ignore[attr-defined]
+    held_out = root_of(nn.Linear(4, 3), examples(), lr=0.5, hold_out=True)
+    outputs, labels = logits(arrays)
+    held = torch.from_numpy(hold_out(np.arange(20), labels.numpy())[1])
+    wrong = 1 - outputs.softmax(1)[held, labels[held]]
+    assert np.isclose(held_out.loss(arrays), float(wrong.mean()))  # type: ignore[attr-defined]
+
+
+def logits(arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
+    inputs, labels = examples()
+    return inputs @ torch.from_numpy(arrays["weight"]).T + torch.from_numpy(arrays["bias"]), labels
