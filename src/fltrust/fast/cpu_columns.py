@@ -1,24 +1,154 @@
-"""Ranks of columns on the CPU in numba: medians, trimmed means and their kin. See `cpu.py`."""
+"""Ranks of columns on the CPU in numba: medians, trimmed means and their kin. See `cpu.py`.
+
+Networks sort many columns at a time: they compare the same pairs of rows whatever the values. A tile is LANES columns of all rows.
+
+values  (16 groups * LANES,)  float32: a tile, row after row; rows of the largest number fill up the last group and stay its last
+wrong   (LANES,)              float32: 0, and NaN once a value of the column was not finite
+
+The sorter stays in this file: numba does not notice that compiled code is out of date if what it calls changes in another.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fltrust.fast.cpu_sort import LANES, Values, first_run, room, sort
-from fltrust.fast.kernels import Floats, Rows, compiled, in_threads
+from fltrust.fast.kernels import Floats, Rows, compiled, in_threads, some_zero
 
 Index = NDArray[np.int64]
+Values = NDArray[np.float32]  # flat: numba would count references of views of rows
+Pairs = list[tuple[int, int]]
 
-_TILES = 8  # of columns that are copied at the same time: shorter reads of each row would wait for memory
+LANES = 48  # columns: 100 clients of them stay in the first cache, where groups of rows 4 KB apart would be in each other's way
+GROUP = 16  # rows: as many values as every processor has registers for
+_SIZE = GROUP * LANES
+_TILES = 8  # copied at the same time: shorter reads of each row would wait for memory
+_LARGEST = np.finfo(np.float32).max
 MOST_SORTED = 1 << 15  # clients that `nearest_mean` takes
+
+# ---------------------------------------------------------------- sorting
+#
+# Batcher's merge exchange (Knuth 5.2.2, algorithm M) sorts a group of rows, and bitonic merging makes longer runs of sorted groups.
+# Both are straight-line code on 16 values, which stay in registers for as many columns as a vector holds.
+
+
+def merge_exchange() -> Pairs:
+    """Sorts a group."""
+    pairs, length = [], GROUP // 2
+    while length > 0:
+        gap, rest, reach = length, 0, GROUP // 2
+        while gap > 0:
+            pairs += [(i, i + gap) for i in range(GROUP - gap) if i & length == rest]
+            gap, rest, reach = reach - length, length, reach // 2
+        length //= 2
+    return pairs
+
+
+def bitonic_merge() -> Pairs:
+    """Sorts a group that rises and then falls, or the other way round."""
+    return [(i, i + gap) for gap in (8, 4, 2, 1) for i in range(GROUP) if i & gap == 0]
+
+
+def _network(name: str, arguments: str, pairs: Pairs, before: str = "pass") -> Callable[..., Any]:
+    """A kernel that puts these pairs of a group's rows x0 .. x15 in order, one after the other. Numba needs it as source."""
+    lines = [f"def {name}({arguments}):", f"    start = uint64(group * {_SIZE})", f"    for lane in range(uint64({LANES})):"]
+    lines += [f"        x{i} = values[start + lane + uint64({i * LANES})]" for i in range(GROUP)]
+    lines += [f"        {before}"]
+    lines += [f"        x{i}, x{j} = min(x{i}, x{j}), max(x{i}, x{j})" for i, j in pairs]
+    lines += [f"        values[start + lane + uint64({i * LANES})] = x{i}" for i in range(GROUP)]
+    names: dict[str, Any] = {"__name__": __name__, "uint64": np.uint64, "float32": np.float32}
+    exec(compile("\n".join(lines), __file__, "exec"), names)  # as part of this file: numba keeps compiled code next to it
+    network: Callable[..., Any] = compiled(names[name], {"contract", "nsz"})
+    return network
+
+
+_CHECK = "wrong[lane] += " + " + ".join(f"x{i} * float32(0)" for i in range(GROUP))  # each by itself, in this order: sums may overflow
+_sort_group = _network("_sort_group", "values, wrong, group", merge_exchange(), before=_CHECK)
+_merge_group = _network("_merge_group", "values, group", bitonic_merge())
+
+
+@compiled
+def _order(values: Values, first: int, second: int, count: int) -> None:
+    """The smaller of each pair goes to the first place."""
+    one, other = np.uint64(first), np.uint64(second)  # numba would ask each time whether a signed index is negative
+    for k in range(np.uint64(count)):
+        a, b = values[one + k], values[other + k]
+        values[one + k], values[other + k] = min(a, b), max(a, b)
+
+
+@compiled
+def _order_four(values: Values, first: int, gap: int) -> None:
+    """Two stages of merging at a time, on four groups: half the traffic."""
+    one, two, three, four = np.uint64(first), np.uint64(first + gap), np.uint64(first + 2 * gap), np.uint64(first + 3 * gap)
+    for k in range(np.uint64(_SIZE)):
+        a, b, c, d = values[one + k], values[two + k], values[three + k], values[four + k]
+        a, c, b, d = min(a, c), max(a, c), min(b, d), max(b, d)
+        values[one + k], values[two + k], values[three + k], values[four + k] = min(a, b), max(a, b), min(c, d), max(c, d)
+
+
+@compiled
+def _merge(values: Values, first: int, size: int, end: int) -> None:
+    """Merges the sorted run of `size` groups from `first` on with the one after it, which ends before the group `end`."""
+    for group in range(first + size, end):  # the highest rows of the first run with the lowest of the second
+        mirror = 2 * (first + size) - 1 - group
+        for row in range(GROUP):
+            _order(values, mirror * _SIZE + (GROUP - 1 - row) * LANES, group * _SIZE + row * LANES, LANES)
+    gap = size // 2
+    while gap > 1:
+        for group in range(first, end - gap // 2):
+            if (group - first) & (gap + gap // 2) == 0:
+                _order_four(values, group * _SIZE, gap // 2 * _SIZE)
+        gap //= 4
+    if gap == 1:
+        for group in range(first, end - 1, 2):
+            _order(values, group * _SIZE, (group + 1) * _SIZE, _SIZE)
+    for group in range(first, end):
+        _merge_group(values, group)
+
+
+@compiled
+def room(tiles: int, count: int) -> Values:
+    """(tiles, rows * LANES) of the largest number: `count` rows, and on to the next power of two.
+
+    Each row begins with a cache line, so that no vector lies in two of them.
+    """
+    rows = GROUP
+    while rows < count:
+        rows *= 2
+    values = np.full(tiles * rows * LANES + 16, _LARGEST)
+    first = -(values.ctypes.data // 4) % 16
+    return values[first : first + tiles * rows * LANES].reshape(tiles, rows * LANES)
+
+
+@compiled
+def first_run(count: int) -> int:
+    """How many rows the first of two runs has."""
+    size = GROUP
+    while 2 * size < count:
+        size *= 2
+    return min(size, count)
+
+
+@compiled
+def sort(values: Values, wrong: Values, count: int, runs: int) -> None:
+    """Sorts each column of so many rows, or leaves `runs` = 2 sorted runs: the last step is a large part of the work."""
+    groups = -(-count // GROUP)
+    for group in range(groups):
+        _sort_group(values, wrong, group)
+        size = 1
+        while runs * size < groups and ((group + 1) % (2 * size) == 0 or group + 1 == groups):  # merge while it is in the cache
+            first = group // (2 * size) * 2 * size
+            if first + size <= group:
+                _merge(values, first, size, group + 1)
+            size *= 2
 
 
 @compiled
 def _gather(updates: Rows, usable: Index, first: int, stop: int, tiles: Values) -> None:
-    """Copies tiles of LANES columns; the last one of all overlaps the one before."""
+    """Copies tiles of LANES columns, the last one of all overlapping the one before."""
     last, wide = updates.shape[1] - LANES, min(LANES, updates.shape[1])  # a width known now would be unrolled into single values
     for i in range(usable.size):
         row, into = usable[i], np.uint64(i * LANES)
@@ -30,8 +160,8 @@ def _gather(updates: Rows, usable: Index, first: int, stop: int, tiles: Values) 
 
 # ---------------------------------------------------------------- the mean between two ranks
 #
-# Of two sorted runs A and B, the k + 1 smallest values are min(A[i], B[k - i]), i = 0 .. k: for each i, one of the two has at least
-# k + 1 values not above it before the other is reached. So the value of rank k is the largest of these, and the runs need no merging.
+# The k + 1 smallest values of two sorted runs A and B are min(A[i], B[k - i]), i = 0 .. k: if they are the first m of A and the first
+# k + 1 - m of B, exactly one of each pair is among them. So the largest of these has rank k, and the runs need no merging.
 
 
 @compiled
@@ -66,15 +196,16 @@ def _sum_clamped(values: Values, count: int, lowest: Values, highest: Values, to
 
 
 @compiled
-def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: int, stop: int) -> None:
+def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: int, stop: int) -> float:
     count, left = usable.size, usable.size - 2 * trim
     tiles, total = room(_TILES, count), np.empty(LANES)
     lowest, highest = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    wrong = np.zeros(LANES, np.float32)
     for first in range(start, stop, _TILES):
         _gather(updates, usable, first, min(first + _TILES, stop), tiles)
         for tile in range(first, min(first + _TILES, stop)):
             values, column = tiles[tile - first], min(tile * LANES, mean.size - LANES)
-            sort(values, count, 2)
+            sort(values, wrong, count, 2)
             _ends(values, count, trim, lowest, highest)
             if left > 2:
                 _sum_clamped(values, count, lowest, highest, total)
@@ -83,11 +214,23 @@ def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: i
             else:
                 for lane in range(LANES):
                     mean[column + lane] = (np.float64(lowest[lane]) + highest[lane]) / 2
+    return float(wrong.sum())
 
 
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
-    """See `fltrust.rules.ranked_mean`."""
-    index, half = _index(usable)
+    """See `fltrust.rules.rows.ranked_mean`."""
+    return _ranked(updates, usable.nonzero().flatten().numpy(), trim)[0]
+
+
+def ranked_mean_if_usable(updates: Tensor, trim: int | None) -> Tensor | None:
+    """The `ranked_mean` of all rows; None if one of them is not usable."""
+    every = np.arange(len(updates))
+    mean, finite = _ranked(updates, every, trim)
+    return mean if finite and not some_zero(updates.detach().numpy(), every) else None
+
+
+def _ranked(updates: Tensor, index: Index, trim: int | None) -> tuple[Tensor, bool]:
+    half = _half(index)
     drop = half if trim is None else min(trim, half)
     return _by_column(updates, index, lambda rows, mean, start, stop: _ranked_mean(rows, index, drop, mean, start, stop))
 
@@ -117,38 +260,44 @@ def _mean_of_nearest(rows: Rows, drop: int, trim: int, centre: Floats, total: Fl
 
 
 @compiled
-def _nearest_mean(updates: Rows, usable: Index, drop: int, trim: int, mean: Floats, start: int, stop: int) -> None:
+def _nearest_mean(updates: Rows, usable: Index, drop: int, trim: int, mean: Floats, start: int, stop: int) -> float:
     count, tiles = usable.size, room(_TILES, usable.size)
     centre, total, lowest = np.empty(LANES), np.empty(LANES), np.empty(LANES, np.int32)
+    wrong = np.zeros(LANES, np.float32)
     for first in range(start, stop, _TILES):
         _gather(updates, usable, first, min(first + _TILES, stop), tiles)
         for tile in range(first, min(first + _TILES, stop)):
             values, column = tiles[tile - first], min(tile * LANES, mean.size - LANES)
-            sort(values, count, 1)
+            sort(values, wrong, count, 1)
             _mean_of_nearest(values[: count * LANES].reshape(count, LANES), drop, trim, centre, total, lowest)
             mean[column : column + LANES] = total
+    return float(wrong.sum())
 
 
 def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
     """See `fltrust.rules.rows.nearest_mean`."""
-    index, half = _index(usable)
-    around, leaving = half if trim is None else min(trim, half), min(drop, 2 * half)
-    return _by_column(updates, index, lambda rows, mean, start, stop: _nearest_mean(rows, index, leaving, around, mean, start, stop))
-
-
-def _index(usable: Tensor) -> tuple[Index, int]:
-    """The usable rows, and how many of their values may go at each end so that one or two stay."""
     index = usable.nonzero().flatten().numpy()
-    return index, max(0, (index.size - 1) // 2)
+    half = _half(index)
+    around, leaving = half if trim is None else min(trim, half), min(drop, 2 * half)
+    return _by_column(updates, index, lambda rows, mean, start, stop: _nearest_mean(rows, index, leaving, around, mean, start, stop))[0]
 
 
-def _by_column(updates: Tensor, index: Index, work: Callable[[Rows, Floats, int, int], None]) -> Tensor:
-    """(d,): work(rows, mean, start, stop) fills in the mean of some blocks of LANES columns; 0 if no row is usable."""
+def _half(index: Index) -> int:
+    """How many values may go at each end so that one or two stay."""
+    return max(0, (index.size - 1) // 2)
+
+
+def _by_column(updates: Tensor, index: Index, work: Callable[[Rows, Floats, int, int], float]) -> tuple[Tensor, bool]:
+    """work(rows, mean, start, stop) fills in the mean (d,) of some tiles of columns; 0 without rows. And whether all values are finite."""
     d = updates.shape[1]
-    mean = np.zeros(max(d, LANES))
+    mean, wrong = np.zeros(max(d, LANES)), np.zeros(torch.get_num_threads())
     if index.size:
         rows = updates.detach().numpy()
         if d < LANES:
             rows = np.pad(rows, ((0, 0), (0, LANES - d)))
-        in_threads(lambda _, start, stop: work(rows, mean, start, stop), -(-mean.size // LANES), _TILES)
-    return torch.from_numpy(mean[:d])
+
+        def part(part: int, start: int, stop: int) -> None:
+            wrong[part] = work(rows, mean, start, stop)
+
+        in_threads(part, -(-mean.size // LANES), _TILES)
+    return torch.from_numpy(mean[:d]), not wrong.any()  # NaN is not 0

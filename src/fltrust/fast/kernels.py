@@ -1,6 +1,6 @@
 """How kernels in numba are compiled, and how a thread per core shares their work (numba lets go of the interpreter lock)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -14,10 +14,29 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]  # (n, d)
 
 
-def compiled(kernel: Compiled) -> Compiled:
+def compiled(kernel: Compiled, freedom: Iterable[str] = ("reassoc", "contract", "nsz")) -> Compiled:
     """Sums may be reordered, but NaN and infinity keep their meaning."""
-    fast: Compiled = numba.njit(kernel, cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+    fast: Compiled = numba.njit(kernel, cache=True, nogil=True, error_model="numpy", fastmath=set(freedom))
     return fast
+
+
+@compiled
+def _find_zeros(updates: Rows, chosen: NDArray[np.int64], zero: NDArray[np.bool_], start: int, stop: int) -> None:
+    """zero[i] = whether the row chosen[i] is all zeros: it is looked at up to its first value that is not."""
+    for i in range(start, stop):
+        column = 0
+        while column < updates.shape[1] and updates[chosen[i], column] == 0:
+            column += 1
+        zero[i] = column == updates.shape[1]
+
+
+def some_zero(updates: Rows, chosen: NDArray[np.int64]) -> bool:
+    """Whether one of the chosen rows is all zeros."""
+    suspects = chosen[updates[chosen, 0] == 0]
+    zero = np.zeros(suspects.size, np.bool_)
+    if suspects.size:
+        in_threads(lambda _, start, stop: _find_zeros(updates, suspects, zero, start, stop), suspects.size, 1)
+    return bool(zero.any())
 
 
 def in_threads(work: Callable[[int, int, int], None], count: int, unit: int) -> None:
