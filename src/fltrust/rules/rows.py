@@ -55,7 +55,7 @@ def gpu_kernels() -> ModuleType | None:
 def kernels_for(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
     plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
-    if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # the sorter keeps eight tiles of all rows per thread: 50 MB of so many
+    if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # 50 MB of tiles for each thread that sorts
         return _cpu_kernels()
     if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
         return gpu_kernels()
