@@ -1,7 +1,9 @@
 """How kernels in numba are compiled, and how a thread per core shares their work (numba lets go of the interpreter lock)."""
 
+import os
 from collections.abc import Callable, Iterable
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import Any, TypeVar
 
 import numba
@@ -39,25 +41,25 @@ def some_zero(updates: Rows, chosen: NDArray[np.int64]) -> bool:
     return bool(zero.any())
 
 
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count())  # its threads stay: to start one takes longer than to wake it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads are not forked
+
+
 def in_threads(work: Callable[[int, int, int], None], count: int, unit: int) -> None:
     """work(part, start, stop) for consecutive parts of range(count) that begin at multiples of `unit`, one for each thread."""
     size = -(-count // (parts(count, unit) * unit)) * unit
-    problems: list[BaseException] = []
-
-    def part(start: int) -> None:
-        try:
-            work(start // size, start, min(start + size, count))
-        except BaseException as problem:  # a thread would lose it, and the sums of its part
-            problems.append(problem)
-
-    threads = [Thread(target=part, args=(start,)) for start in range(size, count, size)]
-    for thread in threads:
-        thread.start()
-    part(0)
-    for thread in threads:
-        thread.join()
-    if problems:
-        raise problems[0]
+    others = [_pool().submit(work, start // size, start, min(start + size, count)) for start in range(size, count, size)]
+    try:
+        work(0, 0, min(size, count))
+    finally:
+        wait(others)  # they write to the same arrays
+    for other in others:
+        other.result()  # raises what went wrong in it
 
 
 def parts(count: int, unit: int) -> int:
