@@ -4,7 +4,7 @@ updates    (n, d)  float32, rows one after the other in memory
 direction  (d,)    float64, of norm 1 (or the root update itself, float32)
 
 A Python thread per core runs each kernel on its part, as many as torch is set to use. Inner loops run over slices from 0, four rows at a
-time (`cpu_columns.py`: 64 or 128 columns), since that is what the compiler turns into vector code.
+time (`cpu_columns.py`: 48 columns), since that is what the compiler turns into vector code.
 """
 
 import math
@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fltrust.fast.cpu_columns import MOST_SORTED, nearest_mean, ranked_mean
-from fltrust.fast.kernels import Floats, Rows, compiled, in_threads, parts
+from fltrust.fast.cpu_columns import MOST_SORTED, nearest_mean, ranked_mean, ranked_mean_if_usable
+from fltrust.fast.kernels import Floats, Rows, compiled, in_threads, parts, some_zero
 
 __all__ = [
     "MOST_SORTED",
@@ -25,6 +25,7 @@ __all__ = [
     "mean_if_usable",
     "nearest_mean",
     "ranked_mean",
+    "ranked_mean_if_usable",
     "rough_gram",
     "row_sums",
     "trusted_sum",
@@ -125,16 +126,6 @@ def _weighted_mean(updates: Rows, heard: NDArray[np.int64], factor: Floats, mean
 
 
 @compiled
-def _find_zeros(updates: Rows, chosen: NDArray[np.int64], zero: NDArray[np.bool_], start: int, stop: int) -> None:
-    """zero[i] = whether the row chosen[i] is all zeros: it is looked at up to its first value that is not."""
-    for i in range(start, stop):
-        column = 0
-        while column < updates.shape[1] and updates[chosen[i], column] == 0:
-            column += 1
-        zero[i] = column == updates.shape[1]
-
-
-@compiled
 def _trusted_sum(
     updates: Rows,
     root_update: Rows,
@@ -190,16 +181,13 @@ def mean_if_usable(updates: Tensor, shares: Tensor) -> Tensor | None:
     """shares @ updates (d,), added up in float64; None if a row of another share than 0 is not usable: NaN and infinity show in it."""
     rows, mean = updates.detach().numpy(), np.empty(updates.shape[1], np.float32)
     heard, factors = _in_fours(shares)
-    suspects = heard[rows[heard, 0] == 0] if mean.size else heard
-    zero, wrong, blocks = np.zeros(suspects.size, np.bool_), np.zeros(torch.get_num_threads()), -(-mean.size // _COLUMNS)
+    wrong, blocks = np.zeros(torch.get_num_threads()), -(-mean.size // _COLUMNS)
 
     def work(part: int, start: int, stop: int) -> None:
         wrong[part] = _weighted_mean(rows, heard, factors, mean, start, stop)
 
     in_threads(work, blocks, 1)
-    if suspects.size:
-        in_threads(lambda _, start, stop: _find_zeros(rows, suspects, zero, start, stop), suspects.size, 1)
-    return None if zero.any() or wrong.any() else torch.from_numpy(mean)  # NaN is not 0
+    return None if wrong.any() or (mean.size and some_zero(rows, heard)) else torch.from_numpy(mean)  # NaN is not 0
 
 
 def _in_fours(factor: Tensor) -> tuple[NDArray[np.int64], Floats]:

@@ -1,271 +1,303 @@
-"""Ranks of columns on the CPU in numba: medians, trimmed means and their kin. See `cpu.py`."""
+"""Ranks of columns on the CPU in numba: medians, trimmed means and their kin. See `cpu.py`.
+
+Networks sort many columns at a time: they compare the same pairs of rows whatever the values. A tile is LANES columns of all rows.
+
+values  (16 groups * LANES,)  float32: a tile, row after row; rows of the largest number fill up the last group and stay its last
+wrong   (LANES,)              float32: 0, and NaN once a value of the column was not finite
+
+The sorter stays in this file: numba does not notice that compiled code is out of date if what it calls changes in another.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fltrust.fast.kernels import Floats, Rows, compiled, in_threads
+from fltrust.fast.kernels import Floats, Rows, compiled, in_threads, some_zero
 
-Bits = NDArray[np.int32]
-Keys = NDArray[np.int16]  # halves of 32 bits
 Index = NDArray[np.int64]
+Values = NDArray[np.float32]  # flat: numba would count references of views of rows
+Pairs = list[tuple[int, int]]
 
-_LANES = 128  # columns that are selected from at the same time: a half of the keys of 100 clients stays in the first cache
-_SORTED = 64  # columns that are sorted at the same time: 100 clients of them stay in the first cache
+LANES = 48  # columns: 100 clients of them stay in the first cache, where groups of rows 4 KB apart would be in each other's way
+GROUP = 16  # rows: as many values as every processor has registers for
+_SIZE = GROUP * LANES
+_TILES = 8  # copied at the same time: shorter reads of each row would wait for memory
+_LARGEST = np.finfo(np.float32).max
 MOST_SORTED = 1 << 15  # clients that `nearest_mean` takes
-_LOWEST, _HIGHEST = np.int16(-32768), np.int16(32767)
 
-# ---------------------------------------------------------------- columns: the value of a rank, without sorting
+# ---------------------------------------------------------------- sorting
 #
-# A float's bits, with all but the sign flipped if it is negative, are an integer (its key) in the same order. The key of a rank is
-# found bit by bit: how many keys lie below a pivot says on which side the wanted one is. Keys are looked at as two halves of
-# 16 bits, since twice as many of these fit into a vector. Inner loops take no views of rows, which numba would count references of,
-# and unsigned columns, which it need not check: either would cost more than the loops.
+# Batcher's merge exchange (Knuth 5.2.2, algorithm M) sorts a group of rows, and bitonic merging makes longer runs of sorted groups.
+# Both are straight-line code on 16 values, which stay in registers for as many columns as a vector holds.
+
+
+def merge_exchange() -> Pairs:
+    """Sorts a group."""
+    pairs, length = [], GROUP // 2
+    while length > 0:
+        gap, rest, reach = length, 0, GROUP // 2
+        while gap > 0:
+            pairs += [(i, i + gap) for i in range(GROUP - gap) if i & length == rest]
+            gap, rest, reach = reach - length, length, reach // 2
+        length //= 2
+    return pairs
+
+
+def bitonic_merge() -> Pairs:
+    """Sorts a group that rises and then falls, or the other way round."""
+    return [(i, i + gap) for gap in (8, 4, 2, 1) for i in range(GROUP) if i & gap == 0]
+
+
+def _network(name: str, arguments: str, pairs: Pairs, before: str = "pass") -> Callable[..., Any]:
+    """A kernel that puts these pairs of a group's rows x0 .. x15 in order, one after the other. Numba needs it as source."""
+    lines = [f"def {name}({arguments}):", f"    start = uint64(group * {_SIZE})", f"    for lane in range(uint64({LANES})):"]
+    lines += [f"        x{i} = values[start + lane + uint64({i * LANES})]" for i in range(GROUP)]
+    lines += [f"        {before}"]
+    lines += [f"        x{i}, x{j} = min(x{i}, x{j}), max(x{i}, x{j})" for i, j in pairs]
+    lines += [f"        values[start + lane + uint64({i * LANES})] = x{i}" for i in range(GROUP)]
+    names: dict[str, Any] = {"__name__": __name__, "uint64": np.uint64, "float32": np.float32}
+    exec(compile("\n".join(lines), __file__, "exec"), names)  # as part of this file: numba keeps compiled code next to it
+    network: Callable[..., Any] = compiled(names[name], {"contract", "nsz"})
+    return network
+
+
+_CHECK = "wrong[lane] += " + " + ".join(f"x{i} * float32(0)" for i in range(GROUP))  # each by itself, in this order: sums may overflow
+_sort_group = _network("_sort_group", "values, wrong, group", merge_exchange(), before=_CHECK)
+_merge_group = _network("_merge_group", "values, group", bitonic_merge())
 
 
 @compiled
-def _key(bits: int) -> int:
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)  # its own inverse
+def _order(values: Values, first: int, second: int, count: int) -> None:
+    """The smaller of each pair goes to the first place."""
+    one, other = np.uint64(first), np.uint64(second)  # numba would ask each time whether a signed index is negative
+    for k in range(np.uint64(count)):
+        a, b = values[one + k], values[other + k]
+        values[one + k], values[other + k] = min(a, b), max(a, b)
 
 
 @compiled
-def _count_below(keys: Keys, pivot: Keys, below: Keys) -> None:
-    for lane in range(_LANES):
-        below[lane] = 0
-    for i in range(0, len(keys), 8):
-        for lane in range(_LANES):
-            limit = pivot[lane]
-            below[lane] += (
-                np.int16(keys[i, lane] < limit)
-                + np.int16(keys[i + 1, lane] < limit)
-                + np.int16(keys[i + 2, lane] < limit)
-                + np.int16(keys[i + 3, lane] < limit)
-                + np.int16(keys[i + 4, lane] < limit)
-                + np.int16(keys[i + 5, lane] < limit)
-                + np.int16(keys[i + 6, lane] < limit)
-                + np.int16(keys[i + 7, lane] < limit)
-            )
+def _order_four(values: Values, first: int, gap: int) -> None:
+    """Two stages of merging at a time, on four groups: half the traffic."""
+    one, two, three, four = np.uint64(first), np.uint64(first + gap), np.uint64(first + 2 * gap), np.uint64(first + 3 * gap)
+    for k in range(np.uint64(_SIZE)):
+        a, b, c, d = values[one + k], values[two + k], values[three + k], values[four + k]
+        a, c, b, d = min(a, c), max(a, c), min(b, d), max(b, d)
+        values[one + k], values[two + k], values[three + k], values[four + k] = min(a, b), max(a, b), min(c, d), max(c, d)
 
 
 @compiled
-def _select_half(keys: Keys, rank: Keys, found: Keys, under: Keys, pivot: Keys, below: Keys) -> None:
-    """Per lane: found = the key of that rank, under = how many keys are smaller."""
-    for lane in range(_LANES):
-        found[lane], under[lane] = _LOWEST, 0
-    for bit in range(15, -1, -1):
-        for lane in range(_LANES):
-            pivot[lane] = found[lane] + np.int16(1 << bit)  # the highest bit takes the lowest number to 0
-        _count_below(keys, pivot, below)
-        for lane in range(_LANES):
-            higher = below[lane] <= rank[lane]
-            found[lane] = pivot[lane] if higher else found[lane]
-            under[lane] = below[lane] if higher else under[lane]
+def _merge(values: Values, first: int, size: int, end: int) -> None:
+    """Merges the sorted run of `size` groups from `first` on with the one after it, which ends before the group `end`."""
+    for group in range(first + size, end):  # the highest rows of the first run with the lowest of the second
+        mirror = 2 * (first + size) - 1 - group
+        for row in range(GROUP):
+            _order(values, mirror * _SIZE + (GROUP - 1 - row) * LANES, group * _SIZE + row * LANES, LANES)
+    gap = size // 2
+    while gap > 1:
+        for group in range(first, end - gap // 2):
+            if (group - first) & (gap + gap // 2) == 0:
+                _order_four(values, group * _SIZE, gap // 2 * _SIZE)
+        gap //= 4
+    if gap == 1:
+        for group in range(first, end - 1, 2):
+            _order(values, group * _SIZE, (group + 1) * _SIZE, _SIZE)
+    for group in range(first, end):
+        _merge_group(values, group)
 
 
 @compiled
-def _first_or_last(high: Keys, low: Keys, found: Keys, wanted: Keys, key: Bits, scratch: Keys) -> bool:
-    """Whether, in each lane, the key wanted is the smallest or the largest of those whose high half was found; then `key` is it."""
-    least, most, count = scratch[3], scratch[4], scratch[5]
-    for lane in range(_LANES):
-        least[lane], most[lane], count[lane] = _HIGHEST, _LOWEST, 0
-    for i in range(len(high)):
-        for lane in range(_LANES):
-            same, value = high[i, lane] == found[lane], low[i, lane]
-            least[lane] = min(least[lane], value if same else _HIGHEST)
-            most[lane] = max(most[lane], value if same else _LOWEST)
-            count[lane] += np.int16(same)
-    between = 0
-    for lane in range(_LANES):
-        half = least[lane] if wanted[lane] == 0 else most[lane]
-        key[lane] = (np.int32(found[lane]) << 16) | ((np.int32(half) & 0xFFFF) ^ 0x8000)
-        between += (wanted[lane] != 0) & (wanted[lane] != count[lane] - 1)
-    return between == 0
+def room(tiles: int, count: int) -> Values:
+    """(tiles, rows * LANES) of the largest number: `count` rows, and on to the next power of two.
+
+    Each row begins with a cache line, so that no vector lies in two of them.
+    """
+    rows = GROUP
+    while rows < count:
+        rows *= 2
+    values = np.full(tiles * rows * LANES + 16, _LARGEST)
+    first = -(values.ctypes.data // 4) % 16
+    return values[first : first + tiles * rows * LANES].reshape(tiles, rows * LANES)
 
 
 @compiled
-def _select(high: Keys, low: Keys, rank: int, key: Bits, masked: Keys, scratch: Keys) -> None:
-    """Per lane: key = the key of that rank."""
-    wanted, found, under, pivot, below = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    for lane in range(_LANES):
-        wanted[lane] = rank
-    _select_half(high, wanted, found, under, pivot, below)
-    for lane in range(_LANES):
-        wanted[lane] -= under[lane]
-    if _first_or_last(high, low, found, wanted, key, scratch):  # so it is nearly always: few values share a high half
-        return
-    for i in range(len(high)):
-        for lane in range(_LANES):
-            masked[i, lane] = low[i, lane] if high[i, lane] == found[lane] else _HIGHEST
-    for lane in range(_LANES):
-        key[lane] = np.int32(found[lane]) << 16
-    _select_half(masked, wanted, found, under, pivot, below)
-    for lane in range(_LANES):
-        key[lane] |= (np.int32(found[lane]) & 0xFFFF) ^ 0x8000
+def first_run(count: int) -> int:
+    """How many rows the first of two runs has."""
+    size = GROUP
+    while 2 * size < count:
+        size *= 2
+    return min(size, count)
 
 
 @compiled
-def _split(bits: Bits, usable: Index, column: np.uint64, high: Keys, low: Keys) -> None:
+def sort(values: Values, wrong: Values, count: int, runs: int) -> None:
+    """Sorts each column of so many rows, or leaves `runs` = 2 sorted runs: the last step is a large part of the work."""
+    groups = -(-count // GROUP)
+    for group in range(groups):
+        _sort_group(values, wrong, group)
+        size = 1
+        while runs * size < groups and ((group + 1) % (2 * size) == 0 or group + 1 == groups):  # merge while it is in the cache
+            first = group // (2 * size) * 2 * size
+            if first + size <= group:
+                _merge(values, first, size, group + 1)
+            size *= 2
+
+
+@compiled
+def _gather(updates: Rows, usable: Index, first: int, stop: int, tiles: Values) -> None:
+    """Copies tiles of LANES columns, the last one of all overlapping the one before."""
+    last, wide = updates.shape[1] - LANES, min(LANES, updates.shape[1])  # a width known now would be unrolled into single values
     for i in range(usable.size):
-        row = usable[i]
-        for lane in range(np.uint64(_LANES)):
-            key = _key(bits[row, column + lane])
-            high[i, lane] = key >> 16
-            low[i, lane] = np.int16(key ^ 0x8000)  # as a signed number in the same order
+        row, into = usable[i], np.uint64(i * LANES)
+        for tile in range(first, stop):
+            column, place = np.uint64(min(tile * LANES, last)), np.uint64(tile - first)
+            for lane in range(np.uint64(wide)):
+                tiles[place, into + lane] = updates[row, column + lane]
+
+
+# ---------------------------------------------------------------- the mean between two ranks
+#
+# The k + 1 smallest values of two sorted runs A and B are min(A[i], B[k - i]), i = 0 .. k: if they are the first m of A and the first
+# k + 1 - m of B, exactly one of each pair is among them. So the largest of these has rank k, and the runs need no merging.
 
 
 @compiled
-def _next_above(high: Keys, low: Keys, rank: int, key: Bits, above: Bits, scratch: Keys) -> None:
-    """Per lane: above = the key of the rank after `rank`, whose own key is given."""
-    half, rest, up_to, least, lowest = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    for lane in range(_LANES):
-        half[lane], rest[lane] = key[lane] >> 16, np.int16(key[lane] ^ 0x8000)
-        up_to[lane], least[lane], lowest[lane] = 0, _HIGHEST, _HIGHEST
-    for i in range(len(high)):
-        for lane in range(_LANES):
-            greater = (high[i, lane] > half[lane]) | ((high[i, lane] == half[lane]) & (low[i, lane] > rest[lane]))
-            up_to[lane] += np.int16(not greater)
-            least[lane] = min(least[lane], high[i, lane] if greater else _HIGHEST)
-    for i in range(len(high)):
-        for lane in range(_LANES):
-            greater = (high[i, lane] > half[lane]) | ((high[i, lane] == half[lane]) & (low[i, lane] > rest[lane]))
-            lowest[lane] = min(lowest[lane], low[i, lane] if greater & (high[i, lane] == least[lane]) else _HIGHEST)
-    for lane in range(_LANES):
-        after = (np.int32(least[lane]) << 16) | ((np.int32(lowest[lane]) & 0xFFFF) ^ 0x8000)
-        above[lane] = key[lane] if up_to[lane] > rank + 1 else after
+def _ends(values: Values, count: int, trim: int, lowest: Values, highest: Values) -> None:
+    """Per lane: the smallest and the largest value that are left when `trim` are taken away at each end."""
+    run = first_run(count)  # more rows than `trim`
+    pairs = min(trim + 1, count - run)  # the other values of the first run have no partner
+    low, high = np.full(2 * LANES, np.float32(-np.inf)), np.full(2 * LANES, np.float32(np.inf))
+    for lane in range(LANES):
+        if pairs <= trim:
+            low[lane], high[lane] = values[(trim - pairs) * LANES + lane], values[(run - 1 - trim + pairs) * LANES + lane]
+    for j in range(pairs):
+        now, then = np.uint64(j % 2 * LANES), np.uint64((j + 1) % 2 * LANES)  # in place, it would wait for its own last store
+        one, other = np.uint64((trim - j) * LANES), np.uint64((run + j) * LANES)
+        for lane in range(np.uint64(LANES)):
+            low[then + lane] = max(low[now + lane], min(values[one + lane], values[other + lane]))
+        one, other = np.uint64((run - 1 - trim + j) * LANES), np.uint64((count - 1 - j) * LANES)
+        for lane in range(np.uint64(LANES)):
+            high[then + lane] = min(high[now + lane], max(values[one + lane], values[other + lane]))
+    last = pairs % 2 * LANES
+    lowest[:], highest[:] = low[last : last + LANES], high[last : last + LANES]
 
 
 @compiled
-def _sum_clamped(updates: Rows, usable: Index, column: np.uint64, lowest: Rows, highest: Rows, total: Floats) -> None:
+def _sum_clamped(values: Values, count: int, lowest: Values, highest: Values, total: Floats) -> None:
     """Per lane: total = the sum of the values, those outside [lowest, highest] moved to its nearer end."""
     total[:] = 0
-    for i in range(usable.size):
-        row = usable[i]
-        for lane in range(np.uint64(_LANES)):
-            total[lane] += np.float64(min(max(updates[row, column + lane], lowest[lane]), highest[lane]))
+    for i in range(count):
+        row = np.uint64(i * LANES)
+        for lane in range(np.uint64(LANES)):
+            total[lane] += np.float64(min(max(values[row + lane], lowest[lane]), highest[lane]))
 
 
 @compiled
-def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: int, stop: int) -> None:
+def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: int, stop: int) -> float:
     count, left = usable.size, usable.size - 2 * trim
-    height = -(-count // 8) * 8  # rows of the highest key fill up the last eight
-    high, low = np.full((height, _LANES), _HIGHEST), np.full((height, _LANES), _HIGHEST)
-    masked, scratch = np.empty((height, _LANES), np.int16), np.empty((6, _LANES), np.int16)
-    lowest_key, highest_key, total = np.empty(_LANES, np.int32), np.empty(_LANES, np.int32), np.empty(_LANES)
-    bits, lowest, highest = updates.view(np.int32), lowest_key.view(np.float32), highest_key.view(np.float32)
-    for block in range(start, stop):
-        column = min(block * _LANES, mean.size - _LANES)  # the last block overlaps the one before
-        _split(bits, usable, np.uint64(column), high, low)
-        _select(high, low, trim, lowest_key, masked, scratch)
-        if left > 2:
-            _select(high, low, count - 1 - trim, highest_key, masked, scratch)
-        elif left == 2:
-            _next_above(high, low, trim, lowest_key, highest_key, scratch)
-        else:
-            highest_key[:] = lowest_key
-        for lane in range(_LANES):
-            lowest_key[lane], highest_key[lane] = _key(lowest_key[lane]), _key(highest_key[lane])  # the bits of floats again
-        if left > 2:
-            _sum_clamped(updates, usable, np.uint64(column), lowest, highest, total)
-            for lane in range(_LANES):  # each trimmed value was moved to one of the ends
-                mean[column + lane] = (total[lane] - trim * (np.float64(lowest[lane]) + highest[lane])) / left
-        else:
-            for lane in range(_LANES):
-                mean[column + lane] = (np.float64(lowest[lane]) + highest[lane]) / 2
+    tiles, total = room(_TILES, count), np.empty(LANES)
+    lowest, highest = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    wrong = np.zeros(LANES, np.float32)
+    for first in range(start, stop, _TILES):
+        _gather(updates, usable, first, min(first + _TILES, stop), tiles)
+        for tile in range(first, min(first + _TILES, stop)):
+            values, column = tiles[tile - first], min(tile * LANES, mean.size - LANES)
+            sort(values, wrong, count, 2)
+            _ends(values, count, trim, lowest, highest)
+            if left > 2:
+                _sum_clamped(values, count, lowest, highest, total)
+                for lane in range(LANES):  # each trimmed value was moved to one of the ends
+                    mean[column + lane] = (total[lane] - trim * (np.float64(lowest[lane]) + highest[lane])) / left
+            else:
+                for lane in range(LANES):
+                    mean[column + lane] = (np.float64(lowest[lane]) + highest[lane]) / 2
+    return float(wrong.sum())
 
 
 def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
-    """See `fltrust.rules.ranked_mean`."""
-    d = updates.shape[1]
-    index = usable.nonzero().flatten().numpy()
-    half = max(0, (index.size - 1) // 2)
+    """See `fltrust.rules.rows.ranked_mean`."""
+    return _ranked(updates, usable.nonzero().flatten().numpy(), trim)[0]
+
+
+def ranked_mean_if_usable(updates: Tensor, trim: int | None) -> Tensor | None:
+    """The `ranked_mean` of all rows; None if one of them is not usable."""
+    every = np.arange(len(updates))
+    mean, finite = _ranked(updates, every, trim)
+    return mean if finite and not some_zero(updates.detach().numpy(), every) else None
+
+
+def _ranked(updates: Tensor, index: Index, trim: int | None) -> tuple[Tensor, bool]:
+    half = _half(index)
     drop = half if trim is None else min(trim, half)
-    mean = np.zeros(max(d, _LANES))
-    if index.size:
-        rows = updates.detach().numpy()
-        if d < _LANES:
-            rows = np.pad(rows, ((0, 0), (0, _LANES - d)))
-        in_threads(lambda _, start, stop: _ranked_mean(rows, index, drop, mean, start, stop), -(-mean.size // _LANES), 1)
-    return torch.from_numpy(mean[:d])
+    return _by_column(updates, index, lambda rows, mean, start, stop: _ranked_mean(rows, index, drop, mean, start, stop))
 
 
-# ---------------------------------------------------------------- columns: the values nearest to the middle, by sorting
-#
-# Batcher's merge exchange (Knuth 5.2.2, algorithm M) compares the same pairs whatever the values, so many columns go through it at a
-# time. It sorts keys, since the smaller of two integers is one vector instruction.
+# ---------------------------------------------------------------- the mean of the values nearest to the middle
 
 
 @compiled
-def _exchange(a: Bits, b: Bits) -> None:
-    for lane in range(_SORTED):
-        one, other = a[lane], b[lane]
-        a[lane], b[lane] = min(one, other), max(one, other)
+def _mean_of_nearest(rows: Rows, drop: int, trim: int, centre: Floats, total: Floats, first: NDArray[np.int32]) -> None:
+    """Per lane: total = the mean of the values (count, LANES) without the `drop` farthest from the centre."""
+    count, left, kept = len(rows), len(rows) - 2 * trim, len(rows) - drop
+    centre[:], total[:], first[:] = 0, 0, 0
+    for i in range(trim, count - trim):
+        row = rows[i]
+        for lane in range(LANES):
+            centre[lane] += np.float64(row[lane])  # `left` times the centre
+    for i in range(drop):  # the window moves up while the value that enters is nearer than the one that leaves
+        low, high = rows[i], rows[i + kept]
+        for lane in range(LANES):
+            first[lane] += np.int32((np.float64(low[lane]) + np.float64(high[lane])) * left < 2 * centre[lane])
+    for i in range(count):
+        row = rows[i]
+        for lane in range(LANES):
+            inside = first[lane] <= i < first[lane] + kept
+            total[lane] += np.float64(row[lane]) if inside else 0.0
+    total /= kept
 
 
 @compiled
-def _sort(keys: Bits) -> None:
-    """Sorts each column of (n, lanes)."""
-    n, top = len(keys), 1
-    while 2 * top < n:
-        top *= 2
-    length = top
-    while length > 0:
-        gap, rest, reach = length, 0, top
-        while True:
-            for i in range(n - gap):
-                if i & length == rest:
-                    _exchange(keys[i], keys[i + gap])
-            if reach == length:
-                break
-            gap, rest, reach = reach - length, length, reach >> 1
-        length >>= 1
-
-
-@compiled
-def _nearest_mean(updates: Rows, usable: Index, drop: int, trim: int, mean: Floats, start: int, stop: int) -> None:
-    count, left, kept = usable.size, usable.size - 2 * trim, usable.size - drop
-    keys = np.empty((count, _SORTED), np.int32)
-    bits, values = updates.view(np.int32), keys.view(np.float32)
-    centre, total, first = np.empty(_SORTED), np.empty(_SORTED), np.empty(_SORTED, np.int32)
-    for block in range(start, stop):
-        column = min(block * _SORTED, mean.size - _SORTED)  # the last block overlaps the one before
-        for i in range(count):
-            row, into = bits[usable[i], column : column + _SORTED], keys[i]
-            for lane in range(_SORTED):
-                into[lane] = _key(row[lane])
-        _sort(keys)
-        for i in range(count):
-            into = keys[i]
-            for lane in range(_SORTED):
-                into[lane] = _key(into[lane])  # the bits of floats again
-        centre[:], total[:], first[:] = 0, 0, 0
-        for i in range(trim, count - trim):
-            row = values[i]
-            for lane in range(_SORTED):
-                centre[lane] += np.float64(row[lane])  # `left` times the centre
-        for i in range(drop):  # the window moves up while the value that enters is nearer than the one that leaves
-            low, high = values[i], values[i + kept]
-            for lane in range(_SORTED):
-                first[lane] += np.int32((np.float64(low[lane]) + np.float64(high[lane])) * left < 2 * centre[lane])
-        for i in range(count):
-            row = values[i]
-            for lane in range(_SORTED):
-                inside = first[lane] <= i < first[lane] + kept
-                total[lane] += np.float64(row[lane]) if inside else 0.0
-        for lane in range(_SORTED):
-            mean[column + lane] = total[lane] / kept
+def _nearest_mean(updates: Rows, usable: Index, drop: int, trim: int, mean: Floats, start: int, stop: int) -> float:
+    count, tiles = usable.size, room(_TILES, usable.size)
+    centre, total, lowest = np.empty(LANES), np.empty(LANES), np.empty(LANES, np.int32)
+    wrong = np.zeros(LANES, np.float32)
+    for first in range(start, stop, _TILES):
+        _gather(updates, usable, first, min(first + _TILES, stop), tiles)
+        for tile in range(first, min(first + _TILES, stop)):
+            values, column = tiles[tile - first], min(tile * LANES, mean.size - LANES)
+            sort(values, wrong, count, 1)
+            _mean_of_nearest(values[: count * LANES].reshape(count, LANES), drop, trim, centre, total, lowest)
+            mean[column : column + LANES] = total
+    return float(wrong.sum())
 
 
 def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
     """See `fltrust.rules.rows.nearest_mean`."""
-    d = updates.shape[1]
     index = usable.nonzero().flatten().numpy()
-    half = max(0, (index.size - 1) // 2)
+    half = _half(index)
     around, leaving = half if trim is None else min(trim, half), min(drop, 2 * half)
-    mean = np.zeros(max(d, _SORTED))
+    return _by_column(updates, index, lambda rows, mean, start, stop: _nearest_mean(rows, index, leaving, around, mean, start, stop))[0]
+
+
+def _half(index: Index) -> int:
+    """How many values may go at each end so that one or two stay."""
+    return max(0, (index.size - 1) // 2)
+
+
+def _by_column(updates: Tensor, index: Index, work: Callable[[Rows, Floats, int, int], float]) -> tuple[Tensor, bool]:
+    """work(rows, mean, start, stop) fills in the mean (d,) of some tiles of columns; 0 without rows. And whether all values are finite."""
+    d = updates.shape[1]
+    mean, wrong = np.zeros(max(d, LANES)), np.zeros(torch.get_num_threads())
     if index.size:
         rows = updates.detach().numpy()
-        if d < _SORTED:
-            rows = np.pad(rows, ((0, 0), (0, _SORTED - d)))
-        in_threads(lambda _, start, stop: _nearest_mean(rows, index, leaving, around, mean, start, stop), -(-mean.size // _SORTED), 1)
-    return torch.from_numpy(mean[:d])
+        if d < LANES:
+            rows = np.pad(rows, ((0, 0), (0, LANES - d)))
+
+        def part(part: int, start: int, stop: int) -> None:
+            wrong[part] = work(rows, mean, start, stop)
+
+        in_threads(part, -(-mean.size // LANES), _TILES)
+    return torch.from_numpy(mean[:d]), not wrong.any()  # NaN is not 0

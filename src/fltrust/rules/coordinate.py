@@ -6,7 +6,7 @@ import torch
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES, Look
-from fltrust.rules.rows import finite, measure, more_than, nearest_mean, ranked_mean
+from fltrust.rules.rows import finite, measure, more_than, nearest_mean, ranked_mean_of_usable
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -43,8 +43,7 @@ class TrimmedMean(Rule):
         n = len(updates)
         if n <= 2 * self.trim:
             raise InputError(f"a trimmed mean cannot trim {self.trim} from each side of {n}: it needs at least {2 * self.trim + 1} clients")
-        usable = measure(updates).usable
-        mean = ranked_mean(updates, usable, self.trim)
+        mean, usable = ranked_mean_of_usable(updates, self.trim)
         return Aggregate(finite(torch.where(more_than(self.trim, usable), mean, 0), updates), None)
 
 
@@ -67,7 +66,7 @@ class Median(Rule):
 
     def aggregate(self, received: Received) -> Aggregate:
         updates = received.updates
-        return Aggregate(finite(ranked_mean(updates, measure(updates).usable, None), updates), None)
+        return Aggregate(finite(ranked_mean_of_usable(updates, None)[0], updates), None)
 
 
 class _Nearest(Rule):

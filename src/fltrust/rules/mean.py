@@ -45,8 +45,9 @@ class FedAvg(Rule):
 
     def _shares(self, received: Received, usable: Tensor) -> Tensor:
         """(n,) in float64."""
-        sizes = received.sizes
-        weight = usable.double() if sizes is None or not self.by_size else torch.where(usable, sizes, 0).double()
-        weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
-        weight = weight / weight.amax().clamp(min=1)
+        weight = usable.double()
+        if received.sizes is not None and self.by_size:
+            weight = torch.where(usable, received.sizes, 0).double()
+            weight = weight.nan_to_num(0, 0, 0).clamp(min=0)  # a size that cannot be counts nothing
+            weight = weight / weight.amax().clamp(min=1)
         return weight / divisor(weight.sum())

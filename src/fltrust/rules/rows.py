@@ -55,7 +55,7 @@ def gpu_kernels() -> ModuleType | None:
 def kernels_for(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
     plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
-    if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # the kernels count clients in 16 bits
+    if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # 50 MB of tiles for each thread that sorts
         return _cpu_kernels()
     if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
         return gpu_kernels()
@@ -166,6 +166,15 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
         values = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
         means.append(share @ torch.where(kept[:, None], values, 0).double())
     return torch.cat(means)
+
+
+def ranked_mean_of_usable(updates: Tensor, trim: int | None) -> tuple[Tensor, Tensor]:
+    """The `ranked_mean` (d,) of the rows that are usable, and which are (n,): on a CPU in one read if all of them are."""
+    kernels = kernels_for(updates) if updates.device.type == "cpu" else None
+    if kernels and (mean := kernels.ranked_mean_if_usable(updates, trim)) is not None:
+        return mean, torch.ones(len(updates), dtype=torch.bool)
+    usable = measure(updates).usable
+    return ranked_mean(updates, usable, trim), usable
 
 
 def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -> Tensor:
