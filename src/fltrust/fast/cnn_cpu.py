@@ -167,9 +167,12 @@ def _first_taps_back(pooled: Floats, errors: Floats, place: Places, images: Floa
 
 
 class CNNGradient:
-    """The gradient of a loss of the CNN's outputs. It keeps its buffers from call to call: use one for each thread."""
+    """The gradient of a loss of the CNN's outputs. It keeps its buffers from call to call: use one for each thread.
 
-    def __init__(self, height: int, width: int, d: int) -> None:
+    The precision "bfloat16" is that of the second convolution forward. All else is float32.
+    """
+
+    def __init__(self, height: int, width: int, d: int, precision: str) -> None:
         rows, columns = ((height - 2) // 2 - 2) // 2, ((width - 2) // 2 - 2) // 2  # after the second pooling
         self.width = 2 * columns + 2
         self.pooled, self.errors = (torch.empty(_BATCH, 2 * rows + 2, self.width, 32) for _ in range(2))
@@ -177,7 +180,7 @@ class CNNGradient:
         self.second_place = torch.empty(_BATCH, rows, columns, 50, dtype=torch.uint8)
         self.features = torch.empty(_BATCH, 50 * rows * columns)
         self.first_taps, self.first_bias, self.second_taps = torch.zeros(9, 32), torch.zeros(32), torch.zeros(_WIDE, 3, 3, 32)
-        self.gradient = torch.empty(d)
+        self.gradient, self.precision = torch.empty(d), precision
 
     def __call__(self, model: Model, weights: Tensor, images: Tensor, error_of: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """(d,), valid until the next call. error_of(examples, outputs) is the gradient of the loss of these examples."""
@@ -200,8 +203,11 @@ class CNNGradient:
         for start in range(0, count, _CHUNK):
             chunk = slice(start, min(start + _CHUNK, count))
             seen = pooled[chunk].permute(0, 3, 1, 2)
-            # Of oneDNN: a product of patches takes twice as long where MKL leaves AVX-512 unused. In halves: one long sum rounds more.
-            outputs = conv2d(seen[:, :16], taps[:, :16]).add_(conv2d(seen[:, 16:], taps[:, 16:])).permute(0, 2, 3, 1).contiguous()
+            if self.precision == "bfloat16":
+                outputs = conv2d(seen.bfloat16(), taps.bfloat16()).float()
+            else:  # in halves: one long sum rounds more. A product of patches takes twice as long where MKL leaves AVX-512 unused
+                outputs = conv2d(seen[:, :16], taps[:, :16]).add_(conv2d(seen[:, 16:], taps[:, 16:]))
+            outputs = outputs.permute(0, 2, 3, 1).contiguous()  # (b, 2 R, 2 S, 64), as oneDNN left it
             _second_pooling(outputs.numpy(), parts[3].numpy(), self.features[chunk].numpy(), self.second_place[chunk].numpy())
         hidden = torch.addmm(parts[5], self.features[:count], parts[4].T).relu_()
         return torch.addmm(parts[7], hidden, parts[6].T), hidden
