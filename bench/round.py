@@ -16,6 +16,7 @@ import argparse
 import statistics
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from rich.console import Console
@@ -42,6 +43,9 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from fltrust.experiment import Precision
+from fltrust.training.precision import has_bfloat16
+
 # Multiplications of one example in the forward pass: outputs of the layer x inputs that each sums over.
 LAYERS = (26 * 26 * 30 * 9, 11 * 11 * 50 * 30 * 9, 100 * 1250, 10 * 100)
 # The backward pass costs the same for the weights and again for the layer's inputs, which the first layer does not need; a
@@ -52,9 +56,9 @@ OVER_LIMIT = 1.5  # at most
 TARGETS = {"plain loop": 2.3, "ByzFL": 4.0, "Flower simulation": 6.0}  # at least
 
 
-def ours() -> Callable[[], object]:
+def ours(precision: Precision = "float32") -> Callable[[], object]:
     images, labels = (part.numpy() for part in examples())
-    records = our_rounds(our_run(N, B), images, labels, HELD)
+    records = our_rounds(replace(our_run(N, B), precision=precision), images, labels, HELD)
     return lambda: next(records)
 
 
@@ -189,6 +193,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     players = {"fltrust": ours(), "plain loop": plain_loop(), "vmap(grad)": vmap_grad()}
+    if has_bfloat16():
+        players["fltrust, bfloat16"] = ours("bfloat16")
     try:
         players["ByzFL"] = byzfl_round()
     except Exception as error:  # a peer that does not import is a peer that is not there

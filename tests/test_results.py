@@ -78,6 +78,8 @@ def test_a_result_is_found_by_its_experiment_whatever_the_arithmetic() -> None:
     assert found is not None
     assert found.error == 0.3
     assert not known.done(RUN)
+    known.add(made(dataclasses.replace(RUN, precision="bfloat16"), 0.5))  # the least exact
+    assert known.of(RUN) == found
     known.add(made(RUN, 0.2))  # float32 counts before float16
     assert [result.error for result in known.seeds(RUN)] == [0.2]
     known.add(made(dataclasses.replace(RUN, seed=3, precision="float16"), 0.4))

@@ -26,7 +26,7 @@ Loss = Literal["sum", "mean"]
 RootBatch = Literal["whole", "batch"]
 RootSampling = Literal["quota", "random"]
 Initialisation = Literal["released", "torch"]
-Precision = Literal["float32", "tf32", "float16"]
+Precision = Literal["float32", "tf32", "float16", "bfloat16"]  # the most exact first
 MomentumKind = Literal["normalised", "plain"]
 Participation = Literal["pool", "fixed"]
 
@@ -97,7 +97,11 @@ class Experiment:
     root_sampling: RootSampling = _field("quota", "Root set with exact numbers per class ('quota') or drawn at 'random'.")
     root_batch: RootBatch = _field("whole", "The server trains on its 'whole' root set or on a 'batch' of it.")
     initialisation: Initialisation = _field("released", "First weights: the 'released' code's or those of 'torch'.")
-    precision: Precision = _field("float32", "Precision of matrix products on a GPU: float32, tf32 or float16 (about five times faster).")
+    precision: Precision = _field(
+        "float32",
+        "Precision of matrix products. On a GPU: float32, tf32 or float16 (about five times faster). "
+        "On a CPU: float32 or, if the processor has it, bfloat16 (up to 1.6 times faster).",
+    )
     evaluate_every: int = _field(50, "Rounds between two evaluations (and checkpoints).")
     # Fields that came later stand below: a field with its default changes no key.
     split: Split | None = _part(None, "How examples are split over clients instead of by 'bias'; see 'fltrust list splits'.", SPLITS)

@@ -17,6 +17,7 @@ from fltrust.running.loop import play
 from fltrust.running.sinks import ProgressBar, describe, errors
 from fltrust.store.records import read_records
 from fltrust.tasks.build import build_task
+from fltrust.training.precision import check_precision
 
 
 def run_one(
@@ -59,6 +60,5 @@ def chosen_device(asked: str, precision: str = "float32") -> str:
     if asked == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA device here: use --device cpu")
     device = "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
-    if device == "cpu" and precision != "float32":
-        raise InputError(f"precision {precision} is for a GPU: a CPU computes in float32")
+    check_precision(precision, device)
     return device

@@ -4,7 +4,7 @@ b examples; images (b, H, W); after the first pooling (b, P, Q, 32), 30 channels
 
 Of each four values that a pooling sees, one goes on, and ReLU drops many of these. So three quarters or more of what flows back to a
 convolution's outputs is 0. The kernels here skip it: backward, a convolution costs less than a quarter of its dense matrix products.
-The second convolution forward and the linear layers are matrix products of torch.
+The second convolution forward and the linear layers are dense, from torch.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import conv2d
 
 from fltrust.fast.kernels import compiled
 from fltrust.models import Model
 
 Floats = NDArray[np.float32]
-Four = tuple[float, float, float, float]
-Place = np.uint64  # in a flat array
 Places = NDArray[np.uint8]  # which of four values a pooling took: 2 * row + column
 
 _PAD = np.uint64(32)  # channels of the first convolution with those of zeros, so that vectors are full
 _SPAN = np.uint64(96)  # values under one row of the second convolution's kernel
-_WIDE = 64  # channels of the second convolution, 50, with those that make its matrix product fast
-_CHUNK = 8  # examples whose patches are in the cache at the same time
+_WIDE = 64  # channels of the second convolution, 50, with those that make it fast
+_CHUNK = 16  # examples that it takes at the same time: larger outputs go back to the system after each, and new pages are slow
 _BATCH = 32  # examples that go through the network at the same time
 
 
@@ -63,31 +62,16 @@ def _first_layer(images: Floats, taps: Floats, bias: Floats, pooled: Floats, pla
 
 
 @compiled
-def _patches(pooled: Floats, height: int, width: int, patches: Floats) -> None:
-    """What lies under the second convolution's kernel, 9 * 32 values for each of its outputs."""
-    into = np.uint64(0)
-    for y in range(pooled.size // (width * 32)):
-        if y % height < height - 2:
-            for x in range(width - 2):
-                for dy in range(3):
-                    begin = np.uint64((y + dy) * width + x) * _PAD
-                    for k in range(_SPAN):
-                        patches[into + k] = pooled[begin + k]
-                    into += _SPAN
-
-
-@compiled
-def _second_pooling(outputs: Floats, bias: Floats, width: int, features: Floats, place: Places) -> None:
-    """Pooling and ReLU of outputs (b, positions, channels), `width` positions in a row; features channel by channel, as torch has them."""
+def _second_pooling(outputs: Floats, bias: Floats, features: Floats, place: Places) -> None:
+    """Pooling and ReLU of outputs (b, 2 R, 2 S, 64); features channel by channel, as torch has them."""
     rows, columns, channels = place.shape[1], place.shape[2], place.shape[3]
     best = np.empty(channels, np.float32)
     for example in range(len(features)):
         for y in range(rows):
             for x in range(columns):
-                first = 2 * y * width + 2 * x
                 where = place[example, y, x]
-                a, b = outputs[example, first], outputs[example, first + 1]
-                c, d = outputs[example, first + width], outputs[example, first + width + 1]
+                a, b = outputs[example, 2 * y, 2 * x], outputs[example, 2 * y, 2 * x + 1]
+                c, d = outputs[example, 2 * y + 1, 2 * x], outputs[example, 2 * y + 1, 2 * x + 1]
                 for n in range(channels):
                     value, at = a[n], np.uint8(0)
                     at = np.uint8(1) if b[n] > value or b[n] != b[n] else at
@@ -104,19 +88,19 @@ def _second_pooling(outputs: Floats, bias: Floats, width: int, features: Floats,
 
 
 @compiled
-def _add_four(total: Floats, into: Place, values: Floats, a: Place, b: Place, c: Place, d: Place, factors: Four) -> None:
-    """Adds four spans of the values, each times its factor. Unsigned places, and no views: numba checks the one and counts the other."""
-    p, q, r, s = factors
-    for k in range(_SPAN):
-        total[into + k] += (p * values[a + k] + q * values[b + k]) + (r * values[c + k] + s * values[d + k])
+def _second_back(
+    features: Floats, errors: Floats, place: Places, pooled: Floats, weights: Floats, width: int, inputs: Floats, taps: Floats, bias: Floats
+) -> None:
+    """The errors of the second convolution's inputs (b * P * Q * 32), from weights (50 * 3 * 96); adds to the gradients of taps and bias.
 
-
-@compiled
-def _second_taps_back(features: Floats, errors: Floats, place: Places, pooled: Floats, width: int, taps: Floats, bias: Floats) -> None:
-    """Adds to the gradients of taps (50 * 3 * 96) and bias: each output that went on gives its error times what was under the kernel."""
+    Each output that went on gives its error times what was under the kernel to the taps, and its error times the weights to what was
+    under the kernel. Channel by channel, so that an example and a channel's weights stay in the first cache.
+    Unsigned places, and no views or functions: numba checks the one, counts the other, and calls take longer than their 96 sums.
+    """
     examples, rows, columns, channels = place.shape
     across, size = np.uint64(width * _PAD), np.uint64(pooled.size // examples)
     start, factor = np.zeros(rows * columns + 4, np.uint64), np.zeros(rows * columns + 4, np.float32)
+    inputs[:] = 0
     for example in range(examples):
         for channel in range(channels):
             count, error = 0, np.float32(0)
@@ -132,41 +116,20 @@ def _second_taps_back(features: Floats, errors: Floats, place: Places, pooled: F
             bias[channel] += error
             for k in range(count, count + 4):  # fill up the last four
                 start[k], factor[k] = start[0], 0
-            for first in range(0, count, 4):
-                a, b, c, d = start[first], start[first + 1], start[first + 2], start[first + 3]
-                factors = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
+            begin = np.uint64(channel * 3) * _SPAN
+            for first in range(0, count, 4):  # four at a time read and write the taps less often
+                p, q, r, s = factor[first], factor[first + 1], factor[first + 2], factor[first + 3]
                 for dy in range(np.uint64(3)):
-                    k, into = dy * across, (np.uint64(channel) * np.uint64(3) + dy) * _SPAN
-                    _add_four(taps, into, pooled, a + k, b + k, c + k, d + k, factors)
-
-
-@compiled
-def _second_inputs_back(features: Floats, errors: Floats, place: Places, taps: Floats, width: int, inputs: Floats) -> None:
-    """The errors of the second convolution's inputs (b * P * Q * 32), from taps (50 * 3 * 96)."""
-    examples, rows, columns, channels = place.shape
-    across, size = np.uint64(width * _PAD), np.uint64(inputs.size // examples)
-    start, factor = np.zeros((4, channels + 4), np.uint64), np.zeros((4, channels + 4), np.float32)
-    count = np.zeros(4, np.int64)
-    inputs[:] = 0
-    for example in range(examples):
-        for y in range(rows):
-            for x in range(columns):
-                count[:] = 0
-                for channel in range(channels):
-                    k = (channel * rows + y) * columns + x
-                    at = place[example, y, x, channel]
-                    start[at, count[at]], factor[at, count[at]] = np.uint64(channel * 3) * _SPAN, errors[example, k]
-                    count[at] += features[example, k] != 0
-                for at in range(4):
-                    for k in range(count[at], count[at] + 4):  # fill up the last four
-                        start[at, k], factor[at, k] = start[at, 0], 0
-                    begin = np.uint64((2 * y + (at >> 1)) * width + 2 * x + (at & 1)) * _PAD + np.uint64(example) * size
-                    for first in range(0, count[at], 4):
-                        a, b, c, d = start[at, first], start[at, first + 1], start[at, first + 2], start[at, first + 3]
-                        factors = factor[at, first], factor[at, first + 1], factor[at, first + 2], factor[at, first + 3]
-                        for dy in range(np.uint64(3)):
-                            k = dy * _SPAN
-                            _add_four(inputs, begin + dy * across, taps, a + k, b + k, c + k, d + k, factors)
+                    into, k = begin + dy * _SPAN, dy * across
+                    a, b, c, d = start[first] + k, start[first + 1] + k, start[first + 2] + k, start[first + 3] + k
+                    for k in range(_SPAN):
+                        taps[into + k] += (p * pooled[a + k] + q * pooled[b + k]) + (r * pooled[c + k] + s * pooled[d + k])
+            for one in range(count):
+                p = factor[one]
+                for dy in range(np.uint64(3)):
+                    a, into = begin + dy * _SPAN, start[one] + dy * across
+                    for k in range(_SPAN):
+                        inputs[into + k] += p * weights[a + k]
 
 
 @compiled
@@ -204,20 +167,20 @@ def _first_taps_back(pooled: Floats, errors: Floats, place: Places, images: Floa
 
 
 class CNNGradient:
-    """The gradient of a loss of the CNN's outputs. It keeps its buffers from call to call: use one for each thread."""
+    """The gradient of a loss of the CNN's outputs. It keeps its buffers from call to call: use one for each thread.
 
-    def __init__(self, height: int, width: int, d: int) -> None:
+    The precision "bfloat16" is that of the second convolution forward. All else is float32.
+    """
+
+    def __init__(self, height: int, width: int, d: int, precision: str) -> None:
         rows, columns = ((height - 2) // 2 - 2) // 2, ((width - 2) // 2 - 2) // 2  # after the second pooling
-        self.height, self.width = 2 * rows + 2, 2 * columns + 2  # what the second convolution sees of the first pooling
-        self.positions = 4 * rows * columns
-        self.pooled, self.errors = (torch.empty(_BATCH, self.height, self.width, 32) for _ in range(2))
+        self.width = 2 * columns + 2
+        self.pooled, self.errors = (torch.empty(_BATCH, 2 * rows + 2, self.width, 32) for _ in range(2))
         self.place = torch.empty(self.pooled.shape, dtype=torch.uint8)
         self.second_place = torch.empty(_BATCH, rows, columns, 50, dtype=torch.uint8)
-        self.patches = torch.empty(_CHUNK * self.positions, 9 * 32)
-        self.outputs = torch.empty(len(self.patches), _WIDE)
         self.features = torch.empty(_BATCH, 50 * rows * columns)
         self.first_taps, self.first_bias, self.second_taps = torch.zeros(9, 32), torch.zeros(32), torch.zeros(_WIDE, 3, 3, 32)
-        self.gradient = torch.empty(d)
+        self.gradient, self.precision = torch.empty(d), precision
 
     def __call__(self, model: Model, weights: Tensor, images: Tensor, error_of: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """(d,), valid until the next call. error_of(examples, outputs) is the gradient of the loss of these examples."""
@@ -234,15 +197,18 @@ class CNNGradient:
 
     def _forward(self, parts: list[Tensor], pixels: Floats) -> tuple[Tensor, Tensor]:
         """The outputs (b, classes) and what they follow from in the hidden layer (b, 100)."""
-        count, matrix = len(pixels), self.second_taps.view(_WIDE, -1).T
-        _first_layer(pixels, self.first_taps.numpy(), self.first_bias.numpy(), self.pooled[:count].numpy(), self.place.numpy())
+        count, pooled = len(pixels), self.pooled[: len(pixels)]
+        _first_layer(pixels, self.first_taps.numpy(), self.first_bias.numpy(), pooled.numpy(), self.place.numpy())
+        taps = self.second_taps.permute(0, 3, 1, 2)
         for start in range(0, count, _CHUNK):
             chunk = slice(start, min(start + _CHUNK, count))
-            pooled, features = self.pooled[chunk], self.features[chunk]
-            patches = self.patches[: len(pooled) * self.positions]
-            _patches(pooled.view(-1).numpy(), self.height, self.width, patches.view(-1).numpy())
-            outputs = torch.mm(patches, matrix, out=self.outputs[: len(patches)]).view(len(pooled), self.positions, _WIDE)
-            _second_pooling(outputs.numpy(), parts[3].numpy(), self.width - 2, features.numpy(), self.second_place[chunk].numpy())
+            seen = pooled[chunk].permute(0, 3, 1, 2)
+            if self.precision == "bfloat16":
+                outputs = conv2d(seen.bfloat16(), taps.bfloat16()).float()
+            else:  # in halves: one long sum rounds more. A product of patches takes twice as long where MKL leaves AVX-512 unused
+                outputs = conv2d(seen[:, :16], taps[:, :16]).add_(conv2d(seen[:, 16:], taps[:, 16:]))
+            outputs = outputs.permute(0, 2, 3, 1).contiguous()  # (b, 2 R, 2 S, 64), as oneDNN left it
+            _second_pooling(outputs.numpy(), parts[3].numpy(), self.features[chunk].numpy(), self.second_place[chunk].numpy())
         hidden = torch.addmm(parts[5], self.features[:count], parts[4].T).relu_()
         return torch.addmm(parts[7], hidden, parts[6].T), hidden
 
@@ -257,10 +223,10 @@ class CNNGradient:
         gradients[5].add_(error.sum(0))
 
         error = error @ parts[4]
-        back, taps = (features.numpy(), error.numpy(), place), np.zeros((50, 3, 3, 32), np.float32)
-        _second_taps_back(*back, pooled.view(-1).numpy(), self.width, taps.reshape(-1), gradients[3].numpy())
-        gradients[2].view(50, 30, 9).numpy()[:] += taps.reshape(50, 9, 32)[..., :30].transpose(0, 2, 1)
-        _second_inputs_back(*back, self.second_taps.view(-1).numpy(), self.width, errors.view(-1).numpy())
+        taps = torch.zeros(50, 9, 32)  # of torch, whose memory begins at a cache line
+        sent = features.numpy(), error.numpy(), place, pooled.view(-1).numpy(), self.second_taps.view(-1).numpy()
+        _second_back(*sent, self.width, errors.view(-1).numpy(), taps.view(-1).numpy(), gradients[3].numpy())
+        gradients[2].view(50, 30, 9).numpy()[:] += taps[..., :30].mT.numpy()
 
         first_taps, bias = np.zeros((9, 32), np.float32), np.zeros(32, np.float32)
         _first_taps_back(pooled.numpy(), errors.numpy(), self.place.numpy(), pixels, first_taps, bias)

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 from xml.etree.ElementTree import Element
 
+from fltrust.experiment import Precision
 from fltrust.paper import Exhibit
 from fltrust.paper.exhibit import DATASETS
 from fltrust.report.agreement import Judged, Number, plain_error, tally
@@ -212,7 +213,7 @@ def pairs_of(results: Results) -> list[tuple[Result, Result]]:
     alike: dict[str, list[Result]] = {}
     for one in results.all():
         alike.setdefault(dataclasses.replace(one.run, precision="float32").key, []).append(one)
-    exact_first = ("float32", "tf32", "float16")
+    exact_first = get_args(Precision)
     pairs = []
     for group in alike.values():
         exact, *others = sorted(group, key=lambda one: exact_first.index(one.run.precision))
@@ -224,7 +225,7 @@ def arithmetic_section(embedded: Embedded, pairs: Sequence[tuple[Result, Result]
     differences = [fast.error - exact.error for exact, fast in pairs]
     mean, most = sum(differences) / len(differences), max(differences, key=abs)
     said = (
-        f"{plural(len(pairs), 'pair')} of runs that differ in nothing but the arithmetic of the GPU's products; the seed is the same. "
+        f"{plural(len(pairs), 'pair')} of runs that differ in nothing but the arithmetic of matrix products; the seed is the same. "
         f"The error differs by {signed(mean, 4)} on average and by {signed(most, 4)} at most."
     )
     head = [sorter("run", left=True), *map(sorter, ("more exact", "faster", "difference", "seconds"))]

@@ -19,6 +19,7 @@ from fltrust.experiment import Experiment, from_declaration
 from fltrust.registry import load_plugin
 from fltrust.running.pool import Event, Failed, Finished, Tasks, forget, run_to_result
 from fltrust.store.results import from_json, to_json
+from fltrust.training.precision import check_precision
 
 RETRIES = 3  # of a run whose worker died
 
@@ -43,8 +44,8 @@ def execute(
         if device == "cuda" and not gpus:
             raise InputError(f"the cluster at {address} has no GPU: use --device cpu")
         on_gpu = device != "cpu" and gpus > 0
-        if not on_gpu and any(run.precision != "float32" for run in runs):
-            raise InputError("a precision other than float32 is for a GPU, and these runs would be on CPUs")
+        for run in runs:
+            check_precision(run.precision, "cuda" if on_gpu else "cpu", here=False)
         room = {"num_cpus": 1, "num_gpus": 1 / jobs if on_gpu else 0}
         task = ray.remote(max_retries=RETRIES, **room)(_run)
         sources = [(plugin.name, plugin.read_bytes()) for plugin in plugins]  # the other machines do not have these files

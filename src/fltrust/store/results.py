@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fltrust.attacks import ATTACKS
 from fltrust.codec import built_or_absent
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment, from_declaration
+from fltrust.experiment import Experiment, Precision, from_declaration
 from fltrust.registry import Absent
 from fltrust.rules import RULES, Rule
 from fltrust.store.files import read_json, replace
@@ -219,11 +219,11 @@ def read(folder: Path) -> "Results":
     return Results(from_json(read_json(path), path) for path in sorted(folder.glob("*/*-????????????????.json")))
 
 
-_EXACT_FIRST = ("float32", "tf32", "float16")
+_EXACT_FIRST = get_args(Precision)
 
 
 class Results:
-    """Results by experiment. The arithmetic of a GPU is not part of the question: where several answered it, the most exact one counts."""
+    """Results by experiment. The arithmetic is not part of the question: where several answered it, the most exact one counts."""
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
         self._by_experiment: dict[str, dict[int, dict[str, Result]]] = {}  # its key with the first seed -> seed -> arithmetic

@@ -19,6 +19,7 @@ from fltrust import threads
 from fltrust.errors import InputError
 from fltrust.models import CNN, PAPER_CNN, LogisticRegression, Model, flatten, seed_dropout, trainable
 from fltrust.objectives import CrossEntropy, Objective
+from fltrust.training.precision import check_precision
 
 
 class Job(NamedTuple):
@@ -74,8 +75,11 @@ def local_updates(
     """(n, d): what each client's weights changed by in R steps of SGD from `weights` (d,).
 
     inputs (n, R, b, ...), targets (n, R, b, ...); loss_weights (n, R, b): a batch's loss is the sum of loss_weights * loss.
-    precision is how a GPU multiplies in the one pass that all clients share: "float32", "tf32" or "float16".
+    precision is how a GPU multiplies in the one pass that all clients share: "float32", "tf32" or "float16"; or how a CPU does:
+    "float32" or "bfloat16". Logistic regression in closed form stays in float32.
     """
+    if precision == "bfloat16":
+        check_precision(precision, weights.device.type)
     job = Job(model, weights, inputs, targets, loss_weights, lr, precision, objective, model.seeds)
     return next(compute for fits, compute in _WAYS if fits(job))(job)
 
@@ -124,7 +128,7 @@ def _cnn_in_threads(job: Job) -> Tensor:
     model, objective, (height, width) = job.model, job.objective, job.inputs.shape[4:]
 
     def gradient() -> Gradient:
-        compute = CNNGradient(height, width, model.d)
+        compute = CNNGradient(height, width, model.d, job.precision)
 
         def of(weights: Tensor, inputs: Tensor, targets: Tensor, loss_weights: Tensor, seeds: Tensor | None) -> Tensor:
             def error_of(examples: slice, outputs: Tensor) -> Tensor:
@@ -153,7 +157,9 @@ def _threads_over_clients(job: Job) -> Tensor:
             seed_dropout(module, seeds)
             if inputs.dim() == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            loss = (job.objective.loss(module(inputs), targets) * loss_weights).sum()
+            with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bfloat16"):
+                outputs = module(inputs).to(weights.dtype)
+            loss = (job.objective.loss(outputs, targets) * loss_weights).sum()
             return flatten(torch.autograd.grad(loss, trainable(module), allow_unused=True, materialize_grads=True))
 
         return of
