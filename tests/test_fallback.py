@@ -15,7 +15,7 @@ from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import aim_of, scene_of
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.rules import Anchor, Fallback, FedAvg, FLTrust, Median, Received, Rule, Zeno
+from fltrust.rules import Anchor, Fallback, FedAvg, FLTrust, Krum, Median, NormClipping, Received, Rule, Zeno
 from fltrust.rules.fallback import Alone
 from fltrust.simulation import simulate
 from fltrust.tasks.build import build_task
@@ -92,7 +92,7 @@ def test_a_run_is_that_of_the_plain_twin(lr: float, slack: float, malicious: int
     assert malicious < 5 or fell_back > 0
 
 
-@pytest.mark.parametrize("rule", [FedAvg(), Median(), Anchor(), FLTrust(), Fallback(FedAvg())], ids=repr)
+@pytest.mark.parametrize("rule", [FedAvg(), Median(), Anchor(), FLTrust(), Krum(2)], ids=repr)
 def test_no_majority_gets_past_the_bound(rule: Rule) -> None:
     """All clients are malicious, and send what is long, short, random or nothing."""
     subject, weights, generator = Fallback(rule), torch.zeros(D, dtype=torch.float64), torch.Generator().manual_seed(1)
@@ -100,11 +100,11 @@ def test_no_majority_gets_past_the_bound(rule: Rule) -> None:
     for t in range(40):
         updates = torch.randn(N, D, generator=generator, dtype=torch.float64) * 10.0 ** (t % 5 - 2)
         aggregate, memory = subject.step(received(weights, updates), memory)
-        before, weights = weights, weights + aggregate.update
+        weights = weights + aggregate.update
         alone.append(alone[-1] + from_root(alone[-1]))
         lowest = min(far(model) for model in alone)
         bound = lowest + subject.slack * (far(alone[0]) - lowest)
-        assert torch.equal(before, weights) or far(weights) <= bound + 1e-12
+        assert far(weights) <= bound + 1e-12
     assert far(weights) < far(alone[0])  # it learnt something all the same
 
 
@@ -133,11 +133,52 @@ def test_a_loss_that_is_no_number_moves_nothing_and_is_not_remembered() -> None:
     assert torch.isfinite(memory.first)
 
 
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_without_a_usable_root_update_it_goes_back(value: float) -> None:
+    rule, weights = Fallback(FedAvg()), torch.zeros(D, dtype=torch.float64)
+    (update, _), memory = rule.step(received(weights, rows(0, weights, 0)), rule.init(N, weights))
+    weights = weights + update + 0.1
+    seen = received(weights, rows(1, weights, 0), root_update=torch.full((D,), value, dtype=torch.float64))
+    (update, shares), memory = rule.step(seen, memory)
+    torch.testing.assert_close(weights + update, memory.best)
+    assert shares is not None
+    assert not shares.any()
+
+
+def test_a_rule_that_moves_nothing_does_not_keep_a_bad_model() -> None:
+    rule, weights = Fallback(FLTrust()), torch.zeros(D, dtype=torch.float64)
+    memory, alone = rule.init(N, weights), weights
+    for _ in range(10):  # all clients send the opposite of the root update, so that FLTrust trusts nobody
+        (update, _), memory = rule.step(received(weights, -from_root(weights).expand(N, -1).contiguous()), memory)
+        weights, alone = weights + update, alone + from_root(alone)
+    assert far(weights) <= far(alone) + rule.slack * far(torch.zeros(D))
+
+
+def test_a_model_from_which_no_step_leads_back_is_not_taken() -> None:
+    """Two layers of one weight each: scaled up and down they are the same function, and rounding would swallow the way back."""
+    rule, weights, best = Fallback(FedAvg(by_size=False)), torch.tensor([0.5, 0.5]), torch.ones(2)
+    scaled = torch.tensor([2.0**30, 2.0**-30])
+    seen = Received(
+        (scaled - weights).expand(N, -1).contiguous(),
+        best - weights,
+        weights=weights,
+        root_loss=lambda models: (models.prod(1) - 1).square(),
+        root_update_from=lambda model: best - model,
+    )
+    update = rule.step(seen, rule.init(N, weights))[0].update
+    assert torch.equal(weights + update, best)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="needs a rule within"):
         Fallback("anchor")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="a slack of 0 to 1, not 2"):
         Fallback(FedAvg(), 2.0)
+    for within in (Zeno(2), Fallback(FedAvg())):
+        with pytest.raises(InputError, match="would choose updates by the examples that are held out"):
+            Fallback(within)
+    with pytest.raises(InputError, match="clip inside"):
+        NormClipping(Fallback(FedAvg()), noise=0.1)
     with pytest.raises(InputError, match="leave out the server's optimiser"):
         Experiment.on("har", "fallback+anchor", server=Momentum())
 

@@ -17,7 +17,7 @@ from fltrust.round import Draw, Noise, Outcome, Sent, aggregated, first_state, i
 from fltrust.rules import cosines, norms
 from fltrust.state import State, copied, move_into
 from fltrust.tasks.batches import Batch, Batches, Epochs, draw_clients, draw_dropout, draw_shifts
-from fltrust.tasks.root import hold_out
+from fltrust.tasks.root import HELD_OUT, hold_out
 from fltrust.tasks.task import Task
 
 DRAWN_AHEAD = 2_000_000  # examples whose batches are drawn and copied to the device at once
@@ -64,8 +64,9 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
     if task.device.type == "cuda" and task.model.has_batch_norm and (fewest := task.sizes.min()) < run.batch_size:
         raise InputError(f"a client has {fewest} examples for batches of {run.batch_size}: batch norm on a GPU needs whole batches")
     if task.device.type == "cuda" and task.model.has_batch_norm and run.local_epochs:
-        held = np.append(task.sizes, len(task.root) if run.root_batch == "batch" else [])
-        if (held % run.batch_size).any():  # the last batch of an epoch is filled up, and batch norm would see it
+        trained = len(task.root) - (-(-len(task.root) // HELD_OUT) if run.rule.holds_out else 0)
+        sizes = np.append(task.sizes, trained if run.root_batch == "batch" else [])
+        if (sizes % run.batch_size).any():  # the last batch of an epoch is filled up, and batch norm would see it
             raise InputError(f"batch norm on a GPU needs whole batches: local_epochs asks for multiples of {run.batch_size} examples")
     if task.model.has_dropout and (run.local_epochs or in_chunks(run, run.clients_per_round)):
         raise InputError("a model with dropout cannot train by local_epochs, nor with more clients in a round than are in memory together")

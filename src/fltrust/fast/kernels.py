@@ -51,11 +51,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def in_threads(work: Callable[[int, int, int], None], count: int, unit: int) -> None:
-    """work(part, start, stop) for consecutive parts of range(count) that begin at multiples of `unit`, one for each thread."""
+    """work(part, start, stop) for consecutive parts of range(count) that begin at multiples of `unit`, one for each thread.
+
+    `work` must not call this: its parts would wait for threads that wait for them.
+    """
     size = -(-count // (parts(count, unit) * unit)) * unit
-    others = [_pool().submit(work, start // size, start, min(start + size, count)) for start in range(size, count, size)]
+    others, own = [], [0]
+    for start in range(size, count, size):
+        try:
+            others.append(_pool().submit(work, start // size, start, min(start + size, count)))
+        except RuntimeError:  # the interpreter is about to end
+            own.append(start)
     try:
-        work(0, 0, min(size, count))
+        for start in own:
+            work(start // size, start, min(start + size, count))
     finally:
         wait(others)  # they write to the same arrays
     for other in others:

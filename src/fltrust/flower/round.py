@@ -108,7 +108,7 @@ class Round:
         self._stream = self.rule.streamed(self._root_update, exact_for=len(self.nodes))
         self._direction, norm = direction_and_norm(self._root_update)
         self._root_usable, self._root_norm = bool(self._direction.any()), float(norm)
-        if self.rule.needs_root and not self._root_usable:
+        if self.rule.needs_root and not self._root_usable and not self.rule.holds_out:  # that one goes back to a better model
             self._keep("root-unusable")
         self._rooted = True
 

@@ -204,6 +204,11 @@ class RobustStrategy(Strategy):
         """
         initial = {name: array.numpy() for name, array in initial_arrays.items()}
         layout = Layout.of(initial, self.buffers)
+        counted = [name for name in layout.buffers if initial[name].dtype.kind == "f"]
+        _require(
+            not (self.rule.holds_out and counted),
+            f"{type(self.rule).__name__} measures and restores parameters, not buffers such as {min(counted, default='')!r}: use GroupNorm",
+        )
         config = ConfigRecord() if train_config is None else train_config
         result = Result(arrays=initial_arrays)
         self._time_to_live = 2 * timeout  # after the deadline a reply can still arrive and be named late; then Flower drops it

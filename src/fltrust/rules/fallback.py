@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.rows import direction_and_norm, finite
+from fltrust.rules.rows import direction_and_norm, finite, measure
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step, take_traits
 from fltrust.state import Memory
 
@@ -31,11 +31,12 @@ class Fallback(Rule):
     The server holds out every fifth example of its root set. It also trains a second model w_0 by root updates alone. L is the mean of
     1 - exp(-loss) over the held-out examples (with cross-entropy, the mean probability of wrong classes), and b the lowest L(w_0) so far.
     If the rule within would take the model to an L above b + slack (L(first model) - b), the model becomes the one with the lowest L so
-    far instead: a w_0 or an earlier global model. So after every round in which the model moves, its L is at most that bound, whatever
-    the clients send.
+    far instead: a w_0 or an earlier global model. So it does if the rule moves nothing and the model is above the bound, or if there is no
+    usable root update. Up to rounding, after every round with a usable update the model's L is at most that bound, whatever the clients
+    send.
 
-    The rule within works on the root update of the other examples. No update is computed from the held-out ones. A round without a usable
-    root update, or in which the rule within moves nothing, moves nothing. Use it without a server optimiser: that would move the model
+    The rule within works on the root update of the other examples. It must not ask for losses itself: no update is computed from the
+    held-out examples. A round in which no update is usable moves nothing. Use it without a server optimiser: that would move the model
     elsewhere.
 
     In a round that falls back no client has a share.
@@ -75,6 +76,8 @@ class Fallback(Rule):
     def __post_init__(self) -> None:
         take_traits(self, self.rule)
         object.__setattr__(self, "scores_trust", False)  # a share of 0 can also mean that the round fell back
+        if self.rule.needs_root_loss:
+            raise InputError(f"Fallback cannot hold {type(self.rule).__name__}: it would choose updates by the examples that are held out")
         if not 0 <= self.slack <= 1:
             raise InputError(f"Fallback needs a slack of 0 to 1, not {self.slack}")
 
@@ -94,15 +97,19 @@ class Fallback(Rule):
 
         begun = torch.isfinite(memory.first)
         alone, best = torch.where(begun, memory.model, weights), torch.where(begun, memory.best, weights)
-        alone, moved = alone + lr * update_from(alone), weights + lr * aggregate.update
-        best_loss, alone_loss, moved_loss = root_loss(torch.stack((best, alone, moved))).double()
+        alone = alone + lr * finite(update_from(alone), weights)
+        best_loss, alone_loss = root_loss(torch.stack((best, alone))).double()
         first, lowest = (torch.where(begun, loss, best_loss) for loss in (memory.first, memory.lowest))
         lowest = torch.where(alone_loss < lowest, alone_loss, lowest)
-        best = torch.where(alone_loss < best_loss, alone, best)
+        best, best_loss = torch.where(alone_loss < best_loss, alone, best), torch.fmin(alone_loss, best_loss)
 
-        holds = moved_loss <= lowest + self.slack * (first - lowest)  # not if a loss is NaN
-        moves = aggregate.update.any() & direction_and_norm(root_update)[0].any()
-        update = torch.where(moves, torch.where(holds, aggregate.update, finite((best - weights) / lr, weights)), 0)
-        best = torch.where(moves & (moved_loss < torch.fmin(alone_loss, best_loss)), moved, best)
-        shares = None if aggregate.shares is None else torch.where(holds & moves, aggregate.shares, 0)
+        # From a model of very large weights, rounding could let no step lead back: such a model is not taken either.
+        moved = weights + lr * aggregate.update
+        moved_loss, back_loss = root_loss(torch.stack((moved, moved + lr * finite((best - moved) / lr, weights)))).double()
+        bound = lowest + self.slack * (first - lowest)
+        holds = direction_and_norm(root_update)[0].any() & (torch.maximum(moved_loss, back_loss) <= bound)  # not if a loss is NaN
+        usable = measure(received.updates).usable.any()
+        update = torch.where(usable, torch.where(holds, aggregate.update, finite((best - weights) / lr, weights)), 0)
+        best = torch.where(usable & holds & (moved_loss < best_loss), moved, best)
+        shares = None if aggregate.shares is None else torch.where(usable & holds, aggregate.shares, 0)
         return Aggregate(update, shares), Alone(alone, best, first, lowest, within)

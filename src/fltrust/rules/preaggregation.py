@@ -281,6 +281,8 @@ class NormClipping(Clipping):
             raise InputError(f"norm clipping needs a positive bound, not {self.bound}")
         if not 0 <= self.noise < math.inf:
             raise InputError(f"norm clipping cannot add noise of deviation {self.noise}: give 0 or more")
+        if self.noise and self.rule.holds_out:
+            raise InputError("noise would move the model away from where Fallback puts it: clip inside, 'fallback+norm-clipping'")
         object.__setattr__(self, "needs_generator", self.noise > 0 or self.rule.needs_generator)
 
     def bound_on(self, norm: Tensor, usable: Tensor) -> Tensor | float:

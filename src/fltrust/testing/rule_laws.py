@@ -149,8 +149,8 @@ def nobody_usable_nothing_moves(rule: Rule, dtype: torch.dtype) -> None:
 
 
 def an_unusable_root_stops_the_round(rule: Rule, dtype: torch.dtype) -> None:
-    """A root update that is zero, NaN or infinite gives the zero update, for a rule that needs it."""
-    if not rule.needs_root:
+    """A root update that is zero, NaN or infinite gives the zero update, for a rule that needs it and holds no better model."""
+    if not rule.needs_root or rule.holds_out:
         return
     for value in (0.0, NAN, INF):
         view = received(1, dtype)
