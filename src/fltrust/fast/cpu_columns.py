@@ -189,24 +189,34 @@ def sort(updates: Rows, usable: Index, column: int, values: Values, wrong: Value
 
 
 @compiled
-def _ends(values: Values, count: int, trim: int, lowest: Values, highest: Values) -> None:
-    """Per lane: the smallest and the largest value that are left when `trim` are taken away at each end."""
+def _ends(values: Values, count: int, trim: int, ends: Values) -> None:
+    """Per lane: the first rows of `ends` are the smallest and the largest value left when `trim` are taken away at each end.
+
+    ends (4 * LANES,) has room for another two: in place, each step would wait for the last one's stores.
+    """
+    top = np.uint64(LANES)
     run = first_run(count)  # more rows than `trim`
     pairs = min(trim + 1, count - run)  # the other values of the first run have no partner
-    low, high = np.full(2 * LANES, np.float32(-np.inf)), np.full(2 * LANES, np.float32(np.inf))
-    for lane in range(LANES):
-        if pairs <= trim:
-            low[lane], high[lane] = values[(trim - pairs) * LANES + lane], values[(run - 1 - trim + pairs) * LANES + lane]
-    for j in range(pairs):
-        now, then = np.uint64(j % 2 * LANES), np.uint64((j + 1) % 2 * LANES)  # in place, it would wait for its own last store
+    then = np.uint64(pairs % 2 * 2 * LANES)
+    for lane in range(np.uint64(LANES)):
+        ends[then + lane], ends[then + top + lane] = np.float32(-np.inf), np.float32(np.inf)
+    if pairs <= trim:
+        one, other = np.uint64((trim - pairs) * LANES), np.uint64((run - 1 - trim + pairs) * LANES)
+        for lane in range(np.uint64(LANES)):
+            ends[then + lane], ends[then + top + lane] = values[one + lane], values[other + lane]
+    for j in range(pairs - 1, -1, -1):
+        now, then = np.uint64((j + 1) % 2 * 2 * LANES), np.uint64(j % 2 * 2 * LANES)
         one, other = np.uint64((trim - j) * LANES), np.uint64((run + j) * LANES)
-        for lane in range(np.uint64(LANES)):
-            low[then + lane] = max(low[now + lane], min(values[one + lane], values[other + lane]))
-        one, other = np.uint64((run - 1 - trim + j) * LANES), np.uint64((count - 1 - j) * LANES)
-        for lane in range(np.uint64(LANES)):
-            high[then + lane] = min(high[now + lane], max(values[one + lane], values[other + lane]))
-    last = pairs % 2 * LANES
-    lowest[:], highest[:] = low[last : last + LANES], high[last : last + LANES]
+        if count == 2 * trim + 2:  # the same pairs give both
+            for lane in range(np.uint64(LANES)):
+                a, b = values[one + lane], values[other + lane]
+                ends[then + lane], ends[then + top + lane] = max(ends[now + lane], min(a, b)), min(ends[now + top + lane], max(a, b))
+        else:
+            for lane in range(np.uint64(LANES)):
+                ends[then + lane] = max(ends[now + lane], min(values[one + lane], values[other + lane]))
+            one, other = np.uint64((run - 1 - trim + j) * LANES), np.uint64((count - 1 - j) * LANES)
+            for lane in range(np.uint64(LANES)):
+                ends[then + top + lane] = min(ends[now + top + lane], max(values[one + lane], values[other + lane]))
 
 
 @compiled
@@ -222,13 +232,14 @@ def _sum_clamped(values: Values, count: int, lowest: Values, highest: Values, to
 @compiled
 def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: int, stop: int) -> float:
     count, left = usable.size, usable.size - 2 * trim
-    values, total = room(count), np.empty(LANES)
-    lowest, highest = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    values, total = room(count), room(GROUP)[: 2 * LANES].view(np.float64)
+    ends = room(GROUP)[: 4 * LANES]
+    lowest, highest = ends[:LANES], ends[LANES : 2 * LANES]
     wrong = np.zeros(LANES, np.float32)
     for tile in range(start, stop):
         column = min(tile * LANES, mean.size - LANES)
         sort(updates, usable, column, values, wrong, 2)
-        _ends(values, count, trim, lowest, highest)
+        _ends(values, count, trim, ends)
         if left > 2:
             _sum_clamped(values, count, lowest, highest, total)
             for lane in range(LANES):  # each trimmed value was moved to one of the ends
