@@ -91,7 +91,7 @@ def test_float32_is_used_where_it_decides_and_left_where_it_does_not() -> None:
         assert (Krum(20)._choose_fast(updates, measure(updates)) is not None) == decides
 
 
-def test_a_programs_lower_precision_does_not_choose_another_row() -> None:
+def test_a_programs_lower_precision_does_not_choose_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that bfloat16 rounds up seems to lie nearer to all others than they to each other."""
     chance = torch.Generator().manual_seed(0)
     level = 1 + 1e-3 * torch.randn(N, 1, generator=chance)
@@ -107,6 +107,17 @@ def test_a_programs_lower_precision_does_not_choose_another_row() -> None:
         assert rough_sq_distances(updates, measure(updates)) is None
     finally:
         torch.set_float32_matmul_precision(before)
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert rough_sq_distances(updates, measure(updates)) is None
+
+
+def test_without_onednn_torchs_own_product_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = rows_of("random", torch.Generator().manual_seed(0))
+    products, wrong = cpu.rough_gram(updates)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    monkeypatch.setattr(cpu, "linear", None)
+    most = 2 * wrong * products.diagonal().max().item()
+    torch.testing.assert_close(cpu.rough_gram(updates)[0].tril(), products.tril(), rtol=0, atol=most)
 
 
 def test_chosen_rows_of_the_distances_are_those_of_the_whole_to_the_bit() -> None:

@@ -13,6 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba.core import types
+from numba.core.cgutils import get_item_pointer
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +29,7 @@ Pairs = list[tuple[int, int]]
 LANES = 48  # columns: 100 clients of them stay in the first cache, where groups of rows 4 KB apart would be in each other's way
 GROUP = 16  # rows: as many values as every processor has registers for
 _SIZE = GROUP * LANES
-_TILES = 8  # copied at the same time: shorter reads of each row would wait for memory
+_AHEAD = 4  # tiles: so early memory is asked for the values of a tile, else each row would wait for them
 _LARGEST = np.finfo(np.float32).max
 MOST_SORTED = 1 << 15  # clients that `nearest_mean` takes
 
@@ -110,17 +114,17 @@ def _merge(values: Values, first: int, size: int, end: int) -> None:
 
 
 @compiled
-def room(tiles: int, count: int) -> Values:
-    """(tiles, rows * LANES) of the largest number: `count` rows, and on to the next power of two.
+def room(count: int) -> Values:
+    """(rows * LANES,) of the largest number: `count` rows, and on to the next power of two.
 
     Each row begins with a cache line, so that no vector lies in two of them.
     """
     rows = GROUP
     while rows < count:
         rows *= 2
-    values = np.full(tiles * rows * LANES + 16, _LARGEST)
+    values = np.full(rows * LANES + 16, _LARGEST)
     first = -(values.ctypes.data // 4) % 16
-    return values[first : first + tiles * rows * LANES].reshape(tiles, rows * LANES)
+    return values[first : first + rows * LANES]
 
 
 @compiled
@@ -132,11 +136,43 @@ def first_run(count: int) -> int:
     return min(size, count)
 
 
+def _prefetch(context: Any, updates: Any, row: Any, column: Any) -> Any:
+    """Has the cache line of updates[row, column] brought into the second cache; nothing waits for it. Numba needs it as LLVM's code."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind, (array, *place), number = signature.args[0], values, ir.IntType(32)
+        item = get_item_pointer(context, builder, kind, context.make_array(kind)(context, builder, array), place)  # type: ignore[no-untyped-call]
+        address = builder.bitcast(item, ir.IntType(8).as_pointer())
+        takes = ir.FunctionType(ir.VoidType(), [address.type, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [address.type], takes)
+        builder.call(prefetch, [address, number(0), number(2), number(1)])  # to read it, into the second cache, as data
+        return context.get_dummy_value()
+
+    return types.void(updates, types.uint64, types.uint64), emit
+
+
+_ask_for: Any = intrinsic(_prefetch)
+
+
 @compiled
-def sort(values: Values, wrong: Values, count: int, runs: int) -> None:
-    """Sorts each column of so many rows, or leaves `runs` = 2 sorted runs: the last step is a large part of the work."""
-    groups = -(-count // GROUP)
+def _gather(updates: Rows, usable: Index, group: int, column: int, values: Values) -> None:
+    """Copies a group's rows of the tile that begins with this column, and asks memory for those of a later tile."""
+    wide = np.uint64(min(LANES, updates.shape[1]))  # a width known now would be unrolled into single values
+    begin, later = np.uint64(column), np.uint64(min(column + _AHEAD * LANES, updates.shape[1] - LANES))
+    for i in range(group * GROUP, min(group * GROUP + GROUP, usable.size)):
+        row, into = np.uint64(usable[i]), np.uint64(i * LANES)
+        for line in range(0, LANES, 16):
+            _ask_for(updates, row, later + np.uint64(line))
+        for lane in range(wide):
+            values[into + lane] = updates[row, begin + lane]
+
+
+@compiled
+def sort(updates: Rows, usable: Index, column: int, values: Values, wrong: Values, runs: int) -> None:
+    """Fetches a tile and sorts each of its columns, or leaves `runs` = 2 sorted runs: the last step is a large part of the work."""
+    groups = -(-usable.size // GROUP)
     for group in range(groups):
+        _gather(updates, usable, group, column, values)
         _sort_group(values, wrong, group)
         size = 1
         while runs * size < groups and ((group + 1) % (2 * size) == 0 or group + 1 == groups):  # merge while it is in the cache
@@ -146,18 +182,6 @@ def sort(values: Values, wrong: Values, count: int, runs: int) -> None:
             size *= 2
 
 
-@compiled
-def _gather(updates: Rows, usable: Index, first: int, stop: int, tiles: Values) -> None:
-    """Copies tiles of LANES columns, the last one of all overlapping the one before."""
-    last, wide = updates.shape[1] - LANES, min(LANES, updates.shape[1])  # a width known now would be unrolled into single values
-    for i in range(usable.size):
-        row, into = usable[i], np.uint64(i * LANES)
-        for tile in range(first, stop):
-            column, place = np.uint64(min(tile * LANES, last)), np.uint64(tile - first)
-            for lane in range(np.uint64(wide)):
-                tiles[place, into + lane] = updates[row, column + lane]
-
-
 # ---------------------------------------------------------------- the mean between two ranks
 #
 # The k + 1 smallest values of two sorted runs A and B are min(A[i], B[k - i]), i = 0 .. k: if they are the first m of A and the first
@@ -165,24 +189,34 @@ def _gather(updates: Rows, usable: Index, first: int, stop: int, tiles: Values) 
 
 
 @compiled
-def _ends(values: Values, count: int, trim: int, lowest: Values, highest: Values) -> None:
-    """Per lane: the smallest and the largest value that are left when `trim` are taken away at each end."""
+def _ends(values: Values, count: int, trim: int, ends: Values) -> None:
+    """Per lane: the first rows of `ends` are the smallest and the largest value left when `trim` are taken away at each end.
+
+    ends (4 * LANES,) has room for another two: in place, each step would wait for the last one's stores.
+    """
+    top = np.uint64(LANES)
     run = first_run(count)  # more rows than `trim`
     pairs = min(trim + 1, count - run)  # the other values of the first run have no partner
-    low, high = np.full(2 * LANES, np.float32(-np.inf)), np.full(2 * LANES, np.float32(np.inf))
-    for lane in range(LANES):
-        if pairs <= trim:
-            low[lane], high[lane] = values[(trim - pairs) * LANES + lane], values[(run - 1 - trim + pairs) * LANES + lane]
-    for j in range(pairs):
-        now, then = np.uint64(j % 2 * LANES), np.uint64((j + 1) % 2 * LANES)  # in place, it would wait for its own last store
+    then = np.uint64(pairs % 2 * 2 * LANES)
+    for lane in range(np.uint64(LANES)):
+        ends[then + lane], ends[then + top + lane] = np.float32(-np.inf), np.float32(np.inf)
+    if pairs <= trim:
+        one, other = np.uint64((trim - pairs) * LANES), np.uint64((run - 1 - trim + pairs) * LANES)
+        for lane in range(np.uint64(LANES)):
+            ends[then + lane], ends[then + top + lane] = values[one + lane], values[other + lane]
+    for j in range(pairs - 1, -1, -1):
+        now, then = np.uint64((j + 1) % 2 * 2 * LANES), np.uint64(j % 2 * 2 * LANES)
         one, other = np.uint64((trim - j) * LANES), np.uint64((run + j) * LANES)
-        for lane in range(np.uint64(LANES)):
-            low[then + lane] = max(low[now + lane], min(values[one + lane], values[other + lane]))
-        one, other = np.uint64((run - 1 - trim + j) * LANES), np.uint64((count - 1 - j) * LANES)
-        for lane in range(np.uint64(LANES)):
-            high[then + lane] = min(high[now + lane], max(values[one + lane], values[other + lane]))
-    last = pairs % 2 * LANES
-    lowest[:], highest[:] = low[last : last + LANES], high[last : last + LANES]
+        if count == 2 * trim + 2:  # the same pairs give both
+            for lane in range(np.uint64(LANES)):
+                a, b = values[one + lane], values[other + lane]
+                ends[then + lane], ends[then + top + lane] = max(ends[now + lane], min(a, b)), min(ends[now + top + lane], max(a, b))
+        else:
+            for lane in range(np.uint64(LANES)):
+                ends[then + lane] = max(ends[now + lane], min(values[one + lane], values[other + lane]))
+            one, other = np.uint64((run - 1 - trim + j) * LANES), np.uint64((count - 1 - j) * LANES)
+            for lane in range(np.uint64(LANES)):
+                ends[then + top + lane] = min(ends[now + top + lane], max(values[one + lane], values[other + lane]))
 
 
 @compiled
@@ -198,22 +232,21 @@ def _sum_clamped(values: Values, count: int, lowest: Values, highest: Values, to
 @compiled
 def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: int, stop: int) -> float:
     count, left = usable.size, usable.size - 2 * trim
-    tiles, total = room(_TILES, count), np.empty(LANES)
-    lowest, highest = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
+    values, total = room(count), room(GROUP)[: 2 * LANES].view(np.float64)
+    ends = room(GROUP)[: 4 * LANES]
+    lowest, highest = ends[:LANES], ends[LANES : 2 * LANES]
     wrong = np.zeros(LANES, np.float32)
-    for first in range(start, stop, _TILES):
-        _gather(updates, usable, first, min(first + _TILES, stop), tiles)
-        for tile in range(first, min(first + _TILES, stop)):
-            values, column = tiles[tile - first], min(tile * LANES, mean.size - LANES)
-            sort(values, wrong, count, 2)
-            _ends(values, count, trim, lowest, highest)
-            if left > 2:
-                _sum_clamped(values, count, lowest, highest, total)
-                for lane in range(LANES):  # each trimmed value was moved to one of the ends
-                    mean[column + lane] = (total[lane] - trim * (np.float64(lowest[lane]) + highest[lane])) / left
-            else:
-                for lane in range(LANES):
-                    mean[column + lane] = (np.float64(lowest[lane]) + highest[lane]) / 2
+    for tile in range(start, stop):
+        column = min(tile * LANES, mean.size - LANES)
+        sort(updates, usable, column, values, wrong, 2)
+        _ends(values, count, trim, ends)
+        if left > 2:
+            _sum_clamped(values, count, lowest, highest, total)
+            for lane in range(LANES):  # each trimmed value was moved to one of the ends
+                mean[column + lane] = (total[lane] - trim * (np.float64(lowest[lane]) + highest[lane])) / left
+        else:
+            for lane in range(LANES):
+                mean[column + lane] = (np.float64(lowest[lane]) + highest[lane]) / 2
     return float(wrong.sum())
 
 
@@ -261,16 +294,14 @@ def _mean_of_nearest(rows: Rows, drop: int, trim: int, centre: Floats, total: Fl
 
 @compiled
 def _nearest_mean(updates: Rows, usable: Index, drop: int, trim: int, mean: Floats, start: int, stop: int) -> float:
-    count, tiles = usable.size, room(_TILES, usable.size)
+    count, values = usable.size, room(usable.size)
     centre, total, lowest = np.empty(LANES), np.empty(LANES), np.empty(LANES, np.int32)
     wrong = np.zeros(LANES, np.float32)
-    for first in range(start, stop, _TILES):
-        _gather(updates, usable, first, min(first + _TILES, stop), tiles)
-        for tile in range(first, min(first + _TILES, stop)):
-            values, column = tiles[tile - first], min(tile * LANES, mean.size - LANES)
-            sort(values, wrong, count, 1)
-            _mean_of_nearest(values[: count * LANES].reshape(count, LANES), drop, trim, centre, total, lowest)
-            mean[column : column + LANES] = total
+    for tile in range(start, stop):
+        column = min(tile * LANES, mean.size - LANES)
+        sort(updates, usable, column, values, wrong, 1)
+        _mean_of_nearest(values[: count * LANES].reshape(count, LANES), drop, trim, centre, total, lowest)
+        mean[column : column + LANES] = total
     return float(wrong.sum())
 
 
@@ -299,5 +330,5 @@ def _by_column(updates: Tensor, index: Index, work: Callable[[Rows, Floats, int,
         def part(part: int, start: int, stop: int) -> None:
             wrong[part] = work(rows, mean, start, stop)
 
-        in_threads(part, -(-mean.size // LANES), _TILES)
+        in_threads(part, -(-mean.size // LANES), 1)
     return torch.from_numpy(mean[:d]), not wrong.any()  # NaN is not 0

@@ -1,5 +1,7 @@
 """Arithmetic on pairs of rows of an (n, d) tensor of updates: their inner products and distances. See `rows.py`."""
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -91,7 +93,8 @@ def _multiplies_in_float32() -> bool:
         whole = torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # asked in torch's newer way, `torch.backends.fp32_precision` and its kin
         whole = False
-    return whole and not torch.is_autocast_enabled("cpu")
+    asked = {"ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"} & os.environ.keys()  # of oneDNN itself, which multiplies here
+    return whole and not asked and not torch.is_autocast_enabled("cpu")
 
 
 def sq_distances_from(updates: Tensor, chosen: Tensor) -> Tensor:
