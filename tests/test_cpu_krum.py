@@ -113,6 +113,7 @@ def test_a_programs_lower_precision_does_not_choose_another_row(monkeypatch: pyt
 
 def test_without_onednn_torchs_own_product_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = rows_of("random", torch.Generator().manual_seed(0))
+    monkeypatch.setattr(cpu, "_MANY", 1)
     products, wrong = cpu.rough_gram(updates)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
     monkeypatch.setattr(cpu, "linear", None)

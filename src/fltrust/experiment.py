@@ -100,7 +100,7 @@ class Experiment:
     precision: Precision = _field(
         "float32",
         "Precision of matrix products. On a GPU: float32, tf32 or float16 (about five times faster). "
-        "On a CPU: float32 or, if the processor has it, bfloat16 (up to 1.6 times faster).",
+        "On a CPU: float32 or, if the processor has it, bfloat16 (some networks are up to 1.3 times faster).",
     )
     evaluate_every: int = _field(50, "Rounds between two evaluations (and checkpoints).")
     # Fields that came later stand below: a field with its default changes no key.

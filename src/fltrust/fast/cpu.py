@@ -35,6 +35,7 @@ __all__ = [
 
 _COLUMNS = 8192  # whose sums stay in the second cache while all rows are added to them; fewer make short reads of each row
 _TILE = 2048  # columns that are multiplied in float32 before float64 takes over
+_MANY = 400  # rows from which oneDNN multiplies faster than MKL: it needs a copy of them
 _WIDTH = 512  # columns whose inner products are taken at the same time
 
 
@@ -307,9 +308,10 @@ def rough_gram(updates: Tensor) -> tuple[Tensor, float]:
     """
     n, d = updates.shape
     products, strip = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 5))
-    onednn = torch.backends.mkldnn.is_available()
+    onednn = n >= _MANY and torch.backends.mkldnn.is_available()
     for first in range(0, d, _TILE):
-        block = updates.detach()[:, first : first + _TILE].contiguous()
+        block = updates.detach()[:, first : first + _TILE]
+        block = block.contiguous() if onednn else block
         for i in range(0, n, strip):
             some, upto = block[i : i + strip], block[: i + strip]
             products[i : i + strip, : i + strip] += linear(some.to_mkldnn(), upto).to_dense() if onednn else some @ upto.T
