@@ -69,7 +69,7 @@ def test_help_has_examples_and_imports_nothing_heavy(tmp_path: Path, command: li
 LISTED = {
     "rules": "fedavg krum multi-krum geometric-median dnc caf trim-mean median meamed phocas bulyan rlr fltrust fltrust-server"
     " fltrust-withserver fltrust-norelu fltrust-nonorm fltrust-parnorm fltrust-two-level anchor centred-clipping foolsgold zeno"
-    " zeno-plus-plus nnm bucketing arc norm-clipping by-size flame sign-guard fldetector",
+    " zeno-plus-plus nnm bucketing arc norm-clipping by-size fallback flame sign-guard fldetector",
     "attacks": "none label-flip scaling label-flip-targeted label-flip-random label-flip-dynamic trim krum adaptive optimal-adaptive"
     " mimic gaussian free-rider sign-flip alie ipm min-max min-sum mpaf poisonedfl dba neurotoxin edge-case searched",
     "datasets": "mnist-5k mnist-0.1 mnist-0.5 fashion-mnist cifar-10 har ch-mnist letter shakespeare",
