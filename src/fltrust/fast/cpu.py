@@ -304,7 +304,7 @@ def rough_gram(updates: Tensor) -> tuple[Tensor, float]:
 
     A sum of w products in float32 is wrong by at most w u / (1 - w u) times the sum of their absolute values, u = 2^-24, in whatever
     order it is added up (Higham, Accuracy and Stability, 3.1); by Cauchy and Schwarz that sum is at most the product of the norms.
-    Blocks of columns are added up in float64. oneDNN multiplies them: MKL takes twice as long where it does not use all of the processor.
+    Blocks of columns are added up in float64. oneDNN multiplies many rows: MKL takes twice as long where it leaves AVX-512 unused.
     """
     n, d = updates.shape
     products, strip = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 5))
