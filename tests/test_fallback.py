@@ -352,3 +352,14 @@ def test_a_federation_takes_other_rules_that_ask_for_a_loss(quiet_flower: None, 
 def logits(arrays: dict[str, np.ndarray]) -> tuple[Tensor, Tensor]:
     inputs, labels = examples()
     return inputs @ torch.from_numpy(arrays["weight"]).T + torch.from_numpy(arrays["bias"]), labels
+
+
+def test_a_federation_refuses_statistics_that_would_not_be_restored(quiet_flower: None, clock: object) -> None:
+    flower = pytest.importorskip("fake_federation")
+    from fltrust.flower import root_of
+
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    start = {name: array.numpy().copy() for name, array in module.state_dict().items()}
+    root = root_of(module, examples(), lr=0.5, hold_out=True)
+    with pytest.raises(InputError, match=r"not buffers such as '1.running_mean': use GroupNorm"):
+        flower.run(lambda node, message: None, Fallback(FedAvg()), rounds=1, root=root, start=start)

@@ -33,7 +33,7 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     without memory is nearly the same problem; where the rule cuts an update, what it sees is not what was wanted. Not so over several
     rounds: for a look-ahead the scene stays as it is. Honest clients' means are taken as they are without attack.
     """
-    while isinstance(scene.rule, Fallback):
+    if isinstance(scene.rule, Fallback):  # which holds no other
         scene = replace(scene, rule=scene.rule.rule, memory=scene.memory.rule)
     rule, ids = scene.rule, scene.known.client_ids
     if as_seen(rule, ahead) is rule or ids is None:
