@@ -9,14 +9,14 @@ length. Nothing here is fast. The package computes the same numbers, and its tes
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
+Vector = Matrix = NDArray[np.float64]
 
 
 class Anchor:
     """A rule with memory: one running mean per client, by the client's id."""
 
-    def __init__(self, momentum: float = 0.9, voice: float = 1.0, limit: float = 30.0) -> None:
-        self.momentum, self.voice, self.limit = momentum, voice, limit
+    def __init__(self, momentum: float = 0.9, voice: float = 1.0, limit: float = 30.0, directions: int = 2) -> None:
+        self.momentum, self.voice, self.limit, self.directions = momentum, voice, limit, directions
         self.sums: dict[int, Vector] = {}
         self.rounds: dict[int, int] = {}
 
@@ -26,6 +26,24 @@ class Anchor:
         self.sums[client] = self.momentum * self.sums.get(client, np.zeros_like(update)) + (1 - self.momentum) * update
         self.rounds[client] = self.rounds.get(client, 0) + 1
         return self.sums[client] / (1 - self.momentum ** self.rounds[client])
+
+    def levelled(self, rows: Matrix) -> Vector:
+        """The mean of the rows; along the directions in which they differ most, of rows brought to one deviation from the median."""
+        mean = rows.mean(axis=0)
+        centred = rows - mean
+        covariance = centred @ centred.T  # of n rows with each other: its eigenvectors say where each row stands
+        for _ in range(self.directions):
+            if np.trace(covariance) <= 1e-12 * len(rows):
+                break  # what is left is rounding
+            power = np.linalg.matrix_power(covariance / np.linalg.norm(covariance), 256)
+            places = power[:, np.argmax(np.diag(power))]
+            places = places / np.linalg.norm(places)
+            middle = np.median(places)
+            deviation = 1.4826 * np.median(np.abs(places - middle))
+            moved = np.clip(places, middle - deviation, middle + deviation).mean()
+            mean = mean + moved * centred.T @ places
+            covariance = covariance - np.outer(covariance @ places, places)
+        return np.asarray(mean)
 
     def aggregate(self, updates: dict[int, Vector], root_update: Vector) -> Vector:
         usable = {client: update for client, update in updates.items() if np.isfinite(update).all() and update.any()}
@@ -38,7 +56,7 @@ class Anchor:
             return np.zeros_like(root_update)  # nobody to listen to: the model stays as it is
         lengths = sorted(float(np.linalg.norm(mean)) for mean in means)
         length = min(float(np.median(lengths)), self.limit * root_length)
-        everybody = sum(mean / np.linalg.norm(mean) for mean in means) / len(means) * length
+        everybody = self.levelled(np.stack([mean / np.linalg.norm(mean) for mean in means])) * length
         reach = lengths[3 * (len(lengths) - 1) // 4]
         return np.asarray(everybody + self.voice * root_update * min(1.0, reach / root_length))
 

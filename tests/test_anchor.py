@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fltrust import Anchor, Experiment, FedAvg, InputError, Received, build_task, simulate
 from fltrust.rules import take_step
+from fltrust.rules.spectral import winsorised
 from fltrust.state import Memory
 from fltrust.testing import draw
 
@@ -40,13 +41,15 @@ def rounds(n: int, d: int, dtype: torch.dtype) -> list[Received]:
     return views
 
 
-@pytest.mark.parametrize(("momentum", "voice", "limit"), [(0.9, 1.0, 30.0), (0.0, 1.0, 1e6), (0.5, 3.0, 1.0), (0.99, 0.0, 1e6)])
+@pytest.mark.parametrize(
+    "parameters", [(0.9, 1.0, 30.0, 2), (0.9, 1.0, 30.0, 0), (0.0, 1.0, 1e6, 1), (0.5, 3.0, 1.0, 2), (0.99, 0.0, 1e6, 3)], ids=str
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)], ids=str)
 @pytest.mark.parametrize("n", [1, 2, 5, 9])
 def test_the_same_as_in_one_file(
-    one_file: ModuleType, n: int, momentum: float, voice: float, limit: float, dtype: torch.dtype, tolerance: float
+    one_file: ModuleType, n: int, parameters: tuple[float, float, float, int], dtype: torch.dtype, tolerance: float
 ) -> None:
-    rule, theirs = Anchor(momentum, voice, limit), one_file.Anchor(momentum, voice, limit)
+    rule, theirs = Anchor(*parameters), one_file.Anchor(*parameters)
     memory = rule.init(9, torch.empty(40, dtype=dtype))
     for view in rounds(n, 40, dtype):
         assert view.client_ids is not None
@@ -64,21 +67,55 @@ def played(rule: Anchor, updates: Tensor, root_update: Tensor, memory: Memory = 
 
 @pytest.mark.parametrize("length", [1e-3, 1.0, 1e6])
 def test_k_clients_move_the_result_by_at_most_2_k_over_n_lengths(length: float) -> None:
-    """The bound in docs/worst-case.md: whatever k clients send that leaves the median length and the server's part alone."""
-    n, k = 11, 4
+    """The bound in docs/worst-case.md: whatever k clients send that leaves the median length and the server's part alone, if
+    nobody is levelled."""
+    n, k, plain = 11, 4, Anchor(momentum=0.0, directions=0)
     updates, root_update, _ = draw(n, 30, torch.float64)
     updates /= updates.norm(dim=1, keepdim=True)
     root_update /= root_update.norm()
-    honest = played(Anchor(momentum=0.0), updates, root_update)
+    honest = played(plain, updates, root_update)
     others = torch.randn(k, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     attacked = torch.cat((length * others / others.norm(dim=1, keepdim=True), updates[k:]))
-    moved = played(Anchor(momentum=0.0), attacked, root_update)
+    moved = played(plain, attacked, root_update)
     assert (moved - honest).norm() <= 2 * k / n + 1e-12
     updates[:k] = updates[0]  # the worst: clients that agreed turn round
-    honest = played(Anchor(momentum=0.0), updates, root_update)
+    honest = played(plain, updates, root_update)
     opposite = torch.cat((-length * updates[:k], updates[k:]))
-    far = (played(Anchor(momentum=0.0), opposite, root_update) - honest).norm()
+    far = (played(plain, opposite, root_update) - honest).norm()
     assert float(far) == pytest.approx(2 * k / n)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_clients_that_push_together_count_no_more_than_honest_ones_differ(m: int) -> None:
+    """Along the direction that they push in, which is then the one of most variance."""
+    honest = torch.ones(11 - m, 30, dtype=torch.float64) + 0.3 * draw(11 - m, 30, torch.float64)[0]
+    push = torch.zeros(30, dtype=torch.float64)
+    push[0] = -1.0
+    updates = torch.cat((push.expand(m, -1), honest))
+    places = (updates / updates.norm(dim=1, keepdim=True))[:, 0]  # nearly along that direction
+    rules = [Anchor(0.0, voice=0.0, directions=directions) for directions in (0, 1)]
+    plain, levelled = (
+        float(played(rule, updates, torch.ones(30, dtype=torch.float64))[0] / updates.norm(dim=1).median()) for rule in rules
+    )
+    assert plain == pytest.approx(float(places.mean()))
+    assert float(places[m:].min()) < levelled  # where honest clients are
+    assert plain < levelled
+
+
+def test_levelled_shares_sum_to_1_and_leave_a_mean_where_rows_agree() -> None:
+    rows = draw(9, 30, torch.float64)[0]
+    usable = torch.arange(9) != 4
+    products = (rows @ rows.T) * usable * usable[:, None]
+    for directions in (1, 3, 8, 20):
+        shares = winsorised(products, usable, directions)
+        assert float(shares.sum()) == pytest.approx(1)
+        assert shares[4] == 0
+    equal = usable.double() / 8
+    torch.testing.assert_close(winsorised(products, usable, 0), equal)
+    torch.testing.assert_close(winsorised(torch.ones_like(products) * usable * usable[:, None], usable, 3), equal)
+    torch.testing.assert_close(
+        winsorised(torch.stack((products, 7 * products)), usable.expand(2, -1), 2)[1], winsorised(products, usable, 2)
+    )
 
 
 def test_long_rows_let_the_whole_root_update_through_and_no_more() -> None:
@@ -138,9 +175,9 @@ def test_half_of_a_round_has_the_median_length_but_never_more_than_the_limit(mal
     longest = updates.norm(dim=1).max()
     updates[:malicious] *= -1e9
     updates[:malicious] = updates[0]  # one direction: as far as they can move the model
-    update = played(Anchor(momentum=0.0, voice=0.0), updates, root_update)
+    update = played(Anchor(momentum=0.0, voice=0.0, limit=30.0), updates, root_update)
     assert bool(update.norm() > longest) == (malicious >= 5)
-    assert update.norm() <= 30 * root_update.norm() * (1 + 1e-12)
+    assert update.norm() <= 2**0.5 * 30 * root_update.norm() * (1 + 1e-12)  # once for the mean, once along the direction that is levelled
 
 
 def test_a_client_that_was_away_goes_on_where_it_was() -> None:
@@ -177,6 +214,7 @@ def test_a_client_that_sends_the_largest_numbers_breaks_nothing(dtype: torch.dty
         ({"momentum": -0.1}, "at least 0"),
         ({"voice": -1.0}, "voice"),
         ({"limit": 0.0}, "limit"),
+        ({"directions": -1}, "directions"),
     ],
 )
 def test_wrong_parameters(parameters: dict[str, float], said: str) -> None:

@@ -27,7 +27,7 @@ DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 ABLATIONS = (
     Row("Anchor without memory", value=Anchor(momentum=0.0)),
     Row("Anchor without voice", value=Anchor(voice=0.0)),
-    Row("Anchor with limit 1", value=Anchor(limit=1.0)),
+    Row("Anchor without levelling", value=Anchor(directions=0)),
 )
 
 # In which order cells are run, so that a part of them is worth having.

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
+from fltrust.rules.pairs import inner_products
 from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
+from fltrust.rules.spectral import winsorised
 from fltrust.state import Memory
 
 LONGEST_MEMORY = 0.9999  # closer to 1, float32 loses what a client sends
@@ -25,22 +27,23 @@ class Voices(NamedTuple):
 @RULES.register("anchor", label="Anchor")
 @dataclass(frozen=True)
 class Anchor(Rule):
-    """The mean of the clients' directions at one length, plus the server's own step. This package's own rule.
+    """The clients' directions at one length, levelled where they differ most, plus the server's own step. This package's own rule.
 
-    h_i is the running mean of the updates that client i has sent, l the median of the lengths ||h_i||, and g_0 the root update.
-    g = l * mean_i h_i / ||h_i|| + voice * g_0. l is at most `limit` times ||g_0||. g_0 is cut to the upper quartile of the lengths ||h_i||
-    if it is longer than that. An update enters the running mean at 1 / (1 - momentum) times the round's median length at most, so that
-    one lie is soon forgotten.
+    h_i is the running mean of the updates that client i has sent, u_i = h_i / ||h_i||, l the median of the lengths ||h_i||, and g_0 the
+    root update. g = l * u + voice * g_0. u is the mean of the u_i, but along the two directions in which they differ most each of them
+    is brought to at most one deviation (1.4826 median absolute deviations) from the median there. l is at most `limit` times ||g_0||.
+    g_0 is cut to the upper quartile of the lengths ||h_i|| if it is longer than that. An update enters the running mean at
+    1 / (1 - momentum) times the round's median length at most, so that one lie is soon forgotten.
 
     Each part answers an attack. A client that lies in every round has one n-th of the voice, however long its update. The running mean
-    takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the root set says, the
-    longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to the clients. Nobody
-    is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on this very rule.
-    More than half of the clients must be honest, or the median length is not theirs. `limit` bounds what a round without such a majority
-    can do; if you must fear one in every round, set it to 1.
+    takes away the honest clients' noise, in which lies hide. Clients that push together in one direction make it the one in which all
+    differ most, and there they count no more than honest clients differ. And the further clients push the model away from what the root
+    set says, the longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to the
+    clients. Nobody is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on this
+    very rule. More than half of the clients must be honest: put Fallback around it if they may not be.
 
     The server keeps a row of d numbers per client. `momentum = 0` needs none; then let clients send running means (`client_momentum`).
-    The clients' shares sum to 1 / (1 + voice); the rest is the server's.
+    The clients' shares are equal and sum to 1 / (1 + voice); the rest is the server's.
 
     Parameters
     ----------
@@ -52,19 +55,26 @@ class Anchor(Rule):
     limit : float, default 30.0
         How long the clients' part may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the
         clients.
+    directions : int, default 2
+        Along how many directions far-out clients are levelled, the one of most variance first; 0 takes the plain mean.
 
     Examples
     --------
     >>> import torch
     >>> from fltrust import Anchor
     >>> updates = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-900.0, 0.0]])
-    >>> Anchor(momentum=0.0)(updates, root_update=torch.tensor([1.0, 1.0]))  # all speak at length 3
+    >>> rule = Anchor(momentum=0.0, directions=0)
+    >>> rule(updates, root_update=torch.tensor([1.0, 1.0]))  # all speak at length 3
     Aggregate(update=tensor([1., 2.]), shares=tensor([0.1667, 0.1667, 0.1667]))
+    >>> updates = torch.tensor([[3.0, 0.1], [3.0, -0.1], [3.0, 0.2], [3.0, -0.2], [0.0, 9.0]])
+    >>> Anchor(momentum=0.0, voice=0.0)(updates, root_update=torch.ones(2)).update  # the plain mean is (2.40, 0.60)
+    tensor([2.9574, 0.0342])
     """
 
     momentum: float = 0.9
     voice: float = 1.0
     limit: float = 30.0
+    directions: int = 2
 
     needs_root = True
 
@@ -75,6 +85,8 @@ class Anchor(Rule):
             raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
         if not 0 < self.limit <= 1e6:
             raise InputError(f"Anchor needs a limit above 0 and of at most 1000000, not {self.limit}")
+        if not 0 <= self.directions <= 100:
+            raise InputError(f"Anchor needs 0 to 100 directions, not {self.directions}")
         object.__setattr__(self, "needs_ids", self.has_memory)
 
     @property
@@ -113,11 +125,20 @@ class Anchor(Rule):
         updates, root_update = received.updates, received.root_update
         assert root_update is not None  # take_step checks this
         rows, (direction, root_norm) = measure(updates), direction_and_norm(root_update)
-        shares = torch.where(root_norm > 0, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,): no root update, no change
+        present = root_norm > 0  # no root update, no change
+        equal = torch.where(present, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,)
+        level = torch.where(present, winsorised(_cosines(updates, rows), rows.usable, self.directions), 0) if self.directions else equal
         length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
-        clients = weighted_sum(updates, rows, shares * length)
+        clients = weighted_sum(updates, rows, level * length)
         server = self.voice * root_norm.minimum(_reach(rows)) * direction
-        return Aggregate(finite(clients + server, updates), (shares / (1 + self.voice)).to(updates.dtype))
+        return Aggregate(finite(clients + server, updates), (equal / (1 + self.voice)).to(updates.dtype))
+
+
+def _cosines(updates: Tensor, rows: Rows) -> Tensor:
+    """The rows' cosines (n, n) with each other; 0 for rows that are not usable."""
+    products = inner_products(updates, rows)
+    length = products.diagonal().sqrt()
+    return products / divisor(length[:, None] * length)
 
 
 def _reach(rows: Rows) -> Tensor:

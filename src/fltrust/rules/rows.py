@@ -295,10 +295,15 @@ def in_order(values: Tensor) -> Tensor:
 
 def median_of(values: Tensor, usable: Tensor) -> Tensor:
     """The median () of the usable values (n,), of an even number the mean of the two in the middle; 0 if there is none."""
-    count = usable.sum()
-    ordered = torch.where(usable, values, torch.inf).sort().values
-    middle = ordered.gather(0, torch.stack(((count - 1) // 2, count // 2)).clamp(0, len(values) - 1))
-    return torch.where(count > 0, middle.mean(), 0)
+    return medians_of(values, usable)[0]
+
+
+def medians_of(values: Tensor, usable: Tensor) -> Tensor:
+    """The medians (.., 1) of the usable values (.., n), as `median_of`."""
+    count = usable.sum(-1, keepdim=True)
+    ordered = in_order(torch.where(usable, values, torch.inf))
+    low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=values.shape[-1] - 1)
+    return torch.where(count > 0, (ordered.gather(-1, low) + ordered.gather(-1, high)) / 2, 0)
 
 
 def check(updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> None:

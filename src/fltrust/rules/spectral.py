@@ -10,10 +10,12 @@ from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
 from fltrust.rules.pairs import inner_products
-from fltrust.rules.rows import Rows, combined, divisor, measure, more_than
+from fltrust.rules.rows import Rows, combined, divisor, measure, medians_of, more_than
 from fltrust.rules.rule import Aggregate, Received
 
 _NORMALISE_EVERY = 5  # squarings; n^-32 is far from vanishing
+_ROUNDING = 1e-12  # of the rows' squares: if they differ by less, that is no direction
+_DEVIATION = 1.4826  # median absolute deviations: a standard deviation, if values are normal
 
 
 @RULES.register("dnc", label="DnC", reference="Shejwalkar and Houmansadr, NDSS 2021")
@@ -162,6 +164,37 @@ def along_top(matrix: Tensor, squarings: int) -> Tensor:
         power = power @ power
     total = power.square().sum((-2, -1))
     return ((matrix @ power) * power).sum(-1).clamp(min=0) / divisor(total)[..., None]
+
+
+def winsorised(products: Tensor, usable: Tensor, directions: int) -> Tensor:
+    """Shares (.., n) of a mean of the usable rows (.., n) that far-out rows move less, from the rows' inner products (.., n, n).
+
+    Along each of the `directions` in which rows differ most, every row is brought to at most one deviation from the median there. Across
+    all other directions the result is the mean. Shares sum to 1; a row that stands far out may have a negative one.
+    """
+    shares = equal = _equal_shares(usable)
+    rest = _centred(products, equal) * (usable[..., :, None] & usable[..., None, :])
+    rounding = _ROUNDING * _trace(products)[..., None]
+    for _ in range(directions):
+        places = torch.where(_trace(rest)[..., None] > rounding, _top_places(rest), 0)
+        rest = rest - (rest @ places[..., None]) * places[..., None, :]
+        middle = medians_of(places, usable)
+        reach = _DEVIATION * medians_of((places - middle).abs(), usable)
+        moved = (torch.maximum(torch.minimum(places, middle + reach), middle - reach) * equal).sum(-1, keepdim=True)
+        shares = shares + moved * places
+    return shares
+
+
+def _top_places(matrix: Tensor) -> Tensor:
+    """Where the rows (.., n) stand along the direction of most variance, from a covariance (.., n, n); their squares sum to 1, or to 0."""
+    power = matrix
+    for _ in range(2):  # the 256th power
+        power = power / divisor(power.square().sum((-2, -1), keepdim=True).sqrt())
+        for _ in range(4):
+            power = power @ power
+    clearest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
+    column = power.gather(-1, clearest)[..., 0]
+    return column / divisor(column.square().sum(-1, keepdim=True).sqrt())
 
 
 def _trace(matrix: Tensor) -> Tensor:

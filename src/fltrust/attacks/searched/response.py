@@ -15,8 +15,9 @@ from fltrust.rules.gram import GramRule
 from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
-from fltrust.rules.rows import Rows, divisor, in_order
+from fltrust.rules.rows import Rows, divisor, in_order, medians_of
 from fltrust.rules.rule import Rule
+from fltrust.rules.spectral import winsorised
 from fltrust.rules.trust import TrustRule
 
 
@@ -160,7 +161,8 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     ordered = in_order(torch.where(sent.usable, sent.norm, torch.inf))
     reach = torch.where(count > 0, ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4), 0)
     common = medians_of(sent.norm, sent.usable).minimum(rule.limit * root_norm)  # (C, 1)
-    clients = sent.sum(sent.usable * common / length / divisor(count))
+    shares = winsorised(sent.products / length[..., :, None] / length[..., None, :], sent.usable, rule.directions)
+    clients = sent.sum(shares * common / length)
     return torch.where(present, clients + rule.voice * (reach / root_norm).clamp(max=1) * root, 0)
 
 
@@ -174,11 +176,3 @@ def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
         pull = torch.where(sent.usable, (tau / distance).clamp(max=1), 0) / divisor(count)
         centre = centre * (1 - pull.sum(-1, keepdim=True)) + sent.sum(pull)
     return torch.where(count > 0, centre, before)
-
-
-def medians_of(values: Tensor, usable: Tensor) -> Tensor:
-    """(C, 1): of an even number of usable values the mean of the two in the middle."""
-    count = usable.sum(-1, keepdim=True)
-    ordered = in_order(torch.where(usable, values, torch.inf))
-    low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=values.shape[-1] - 1)
-    return (ordered.gather(-1, low) + ordered.gather(-1, high)) / 2

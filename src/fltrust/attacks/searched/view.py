@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import bounded, usable
-from fltrust.attacks.searched.response import medians_of
 from fltrust.attacks.searched.scene import Scene
 from fltrust.rules.anchor import Anchor
 from fltrust.rules.fallback import Fallback
-from fltrust.rules.rows import measure
+from fltrust.rules.rows import measure, medians_of
 from fltrust.rules.rule import Rule
 
 Change = Callable[[Tensor], Tensor]
