@@ -9,7 +9,8 @@ length. Nothing here is fast. The package computes the same numbers, and its tes
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]  # a row per client
 
 
 class Anchor:

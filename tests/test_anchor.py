@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,7 +218,7 @@ def test_a_client_that_sends_the_largest_numbers_breaks_nothing(dtype: torch.dty
         ({"directions": -1}, "directions"),
     ],
 )
-def test_wrong_parameters(parameters: dict[str, float], said: str) -> None:
+def test_wrong_parameters(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Anchor(**parameters)
 
