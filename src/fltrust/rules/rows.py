@@ -163,7 +163,7 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     share = kept.double() / kept.sum().clamp(min=1)
     means = []
     for columns in column_blocks(updates):
-        values = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
+        values = in_order(torch.where(usable[:, None], updates[:, columns], torch.inf).T).T  # those not usable come last
         means.append(share @ torch.where(kept[:, None], values, 0).double())
     return torch.cat(means)
 
@@ -197,7 +197,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
     small = 0.5 ** (n.bit_length() + 1)  # so that no sum overflows
     means = []
     for columns in column_blocks(updates):
-        ordered = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
+        ordered = in_order(torch.where(usable[:, None], updates[:, columns], torch.inf).T).T  # those not usable come last
         values = torch.where(rank[:, None] < count, ordered, 0).double() * small
         centre = torch.where(middle[:, None], values, 0).sum(0)  # times the number of values in the middle
         nearer = ((values[: len(enters)] + values[enters]) * middle.sum() < 2 * centre) & (rank[:drop, None] < leaving)
@@ -288,7 +288,9 @@ def combined(updates: Tensor, rows: Rows, shares: Tensor) -> Tensor:
 def in_order(values: Tensor) -> Tensor:
     """The values (.., n) from the smallest to the largest; NaN comes last."""
     if values.shape[-1] <= _SHORT and values.device.type == "cpu" and type(values) is Tensor:
-        with suppress(RuntimeError):  # it has a slope, or stands for a batch: then it has no values of its own
+        with suppress(RuntimeError):  # it stands for a batch: then it has no values of its own
+            if values.requires_grad:  # the same values; of equal ones any has the slope
+                return values.gather(-1, torch.from_numpy(np.argsort(values.detach().numpy(), axis=-1)))
             return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(dim=-1).values
 
