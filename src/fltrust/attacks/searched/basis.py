@@ -32,7 +32,9 @@ class Basis(NamedTuple):
     products: Tensor  # (k, k), in float64
     scale: Tensor  # (), in float64: the median honest length
     mean: Tensor  # (k,): the honest mean
-    root: Tensor  # (k,): the root update, which has a length of its own
+    eye: Tensor  # (k, k), in float64: each basis vector
+    root: Tensor  # (k,): the root update's direction
+    root_norm: Tensor  # (): the root update's own length; 0 if there is none
     centre: Tensor  # (k,): what the rule remembers, if that is one vector
     lengths: Tensor  # (rivals,): of the rival attacks' mean rows
 
@@ -62,7 +64,9 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
         torch.nan_to_num(gram(rows) / scale / scale),
         scale,
         weight.double() / weight.sum(),
-        eye[n + ROOT] * lengths[ROOT],
+        eye,
+        eye[n + ROOT],
+        lengths[ROOT],
         eye[n + CENTRE] * lengths[CENTRE],
         lengths[EXTRA:],
     )
@@ -71,7 +75,7 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
 def candidates_in(basis: Basis, n: int, m: int) -> Tensor:
     """Some 500 candidates (C, m, k), equal rows and spread-out ones."""
     k, device = len(basis.rows), basis.rows.device
-    eye = torch.eye(k, dtype=torch.float64, device=device)
+    eye = basis.eye
     strengths, factors = constants(_STRENGTHS, device), constants(_FACTORS, device)
     honest = n - m if n > m else n
     copied = torch.arange(m, device=device) % honest + (n - honest)
@@ -113,4 +117,9 @@ def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 def row_lengths(rows: Tensor, basis: Basis) -> Tensor:
     """Lengths (..,) of rows (.., k), in units of the scale."""
-    return ((rows @ basis.products) * rows).sum(-1).clamp(min=1e-24).sqrt()
+    return at_least(((rows @ basis.products) * rows).sum(-1), 1e-24).sqrt()
+
+
+def at_least(values: Tensor, least: float) -> Tensor:
+    """As `clamp`, with a slope that is one kernel on a GPU."""
+    return torch.nn.functional.threshold(values, least, least)

@@ -42,6 +42,12 @@ def takes_coordinates_apart(rule: Rule) -> bool:
     return isinstance(rule, Median | TrimmedMean | MeaMed | Phocas | RLR) and not rule.overridden
 
 
+def joined(damage: Callable[[Tensor], Tensor], candidates: Tensor, at_once: int) -> Tensor:
+    """The damage of so many candidates at a time."""
+    parts = [damage(part) for part in torch.split(candidates, at_once)]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
 def along_of(rows: Tensor, target: Tensor) -> Tensor:
     """The inner products (k,) of rows (k, d) with a vector (d,), in float64."""
     direction, norm = direction_and_norm(target)
@@ -56,13 +62,13 @@ class Closed:
 
     def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int, along: Tensor) -> None:
         self.scene, self.aim, self.basis, self.ahead = scene, aim, basis, ahead
-        self.along = along  # (k,): the basis vectors' inner products with the aim's target
+        self.against = -along  # (k,): minus the basis vectors' inner products with the aim's target
         n = len(scene.updates)
         self.honest = slice(scene.m, n)  # of the basis
         self.at_once = max(1, _AT_ONCE[along.device.type == "cuda"] // (n * max(n, len(along))))
 
     def __call__(self, candidates: Tensor) -> Tensor:
-        return torch.cat([self._of(part) for part in torch.split(candidates, self.at_once)])
+        return joined(self._of, candidates, self.at_once)
 
     def updates(self, candidates: Tensor) -> list[Tensor]:
         """The global updates (C, k) of this round and of those ahead."""
@@ -73,11 +79,12 @@ class Closed:
         return results[1:]
 
     def _of(self, candidates: Tensor) -> Tensor:
-        return torch.stack([self._done_by(update) for update in self.updates(candidates)]).mean(0)
+        done = [self._done_by(update) for update in self.updates(candidates)]
+        return torch.stack(done).mean(0) if self.ahead else done[0]
 
     def _done_by(self, updates: Tensor) -> Tensor:
-        along = updates @ self.along
-        return -along / (row_lengths(updates, self.basis) * self.basis.scale) if self.aim.name == "cosine" else -along
+        damage = updates @ self.against
+        return damage / (row_lengths(updates, self.basis) * self.basis.scale) if self.aim.name == "cosine" else damage
 
 
 class ByCoordinate:
@@ -94,7 +101,7 @@ class ByCoordinate:
         scene, rows = (self.exact, self.rows) if sloped else (self.scene, self.basis.rows)
         at_once = max(1, _ROWS_AT_ONCE[rows.device.type == "cuda"] // scene.updates.numel())
         with torch.set_grad_enabled(sloped):
-            return torch.cat([self._of(part, scene, rows) for part in torch.split(candidates.to(rows.dtype), at_once)])
+            return joined(lambda part: self._of(part, scene, rows), candidates.to(rows.dtype), at_once)
 
     def _of(self, candidates: Tensor, scene: Scene, rows: Tensor) -> Tensor:
         """One run for all candidates of which the rule leaves out the same rows."""
