@@ -199,9 +199,10 @@ class OptimalAdaptive(Attack):
         largest = math.acos(torch.finfo(dtype).eps ** 0.5)
         low, high = grid[0], grid[-1] * largest
         for _ in range(_ZOOMS):
-            angle = low + (high - low) * grid
-            trust = m * angle.cos()
-            progress = (trust * (s_root * angle.cos() - s_sign * angle.sin()) + damage.pull) / (trust + damage.trust)
+            angle = torch.lerp(low, high, grid)
+            cosine = angle.cos()
+            trust, along = m * cosine, torch.addcmul(s_root * cosine, s_sign, angle.sin(), value=-1)
+            progress = torch.addcmul(damage.pull, trust, along) / (trust + damage.trust)
             best = angle.take(progress.argmin())
             width = (high - low) / (_ANGLES - 1)
             low, high = (best - width).clamp(min=0), (best + width).clamp(max=largest)

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     @property
     def norm(self) -> Tensor:
-        return torch.where(self.usable, self.scale * self.length, 0).clamp(max=LARGEST)  # (n,)
+        return (self.scale * self.length).nan_to_num(0, LARGEST)  # (n,): infinity times 0 is NaN
 
 
 @cache
@@ -78,16 +78,21 @@ def scaled(updates: Tensor, scale: Tensor) -> Tensor:
     return torch.div(updates, scale[:, None]).nan_to_num_(0, 0, 0)
 
 
+def counts(size: Tensor) -> Tensor:
+    """Whether it is finite and more than zero; NaN is neither."""
+    return (size > 0) & (size < torch.inf)
+
+
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
     """Which rows are usable, how long they are, and their cosine with a direction (d,) of norm 1: one read, sums in float64."""
     if kernels := kernels_for(updates):
         along, squares = kernels.row_sums(updates, direction)
-        usable = torch.isfinite(squares) & (squares > 0)
-        scale = torch.where(usable, 1.0, torch.inf).double()  # float32 values squared never leave float64's range
-        along, squares = torch.where(usable, along, 0), torch.where(usable, squares, 0)
+        usable = counts(squares)
+        scale = torch.nn.functional.threshold(usable.double(), 0, torch.inf)  # 1: float32 values squared never leave float64's range
+        squares = torch.where(usable, squares, 0)
     else:
         peak = _peak(updates)
-        usable = torch.isfinite(peak) & (peak > 0)
+        usable = counts(peak)
         scale = torch.where(usable, peak, torch.inf)
         along, squares = torch.zeros_like(peak), torch.zeros_like(peak)
         for columns in column_blocks(updates):
@@ -96,7 +101,7 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
                 along += block @ direction[columns]
             squares += torch.einsum("nd,nd->n", block, block)
     length = squares.sqrt()
-    cosine = torch.where(usable, along / length, 0).clamp(-1, 1)
+    cosine = torch.zeros_like(length) if direction is None else torch.where(usable, along / length, 0).clamp(-1, 1)
     return Rows(usable, scale, length, cosine)
 
 
