@@ -90,7 +90,7 @@ class Adaptive(Attack):
     def craft(self, known: Knowledge) -> Tensor:
         if len(known.own) == 0:
             return known.own
-        damage = _damage(known)
+        damage = known.once(_damage)
         plane = damage.plane.to(known.own.dtype)  # (2, d)
         start = self.first(known, damage.plane[0].to(known.own.dtype))  # (m, d)
         third = outside(start, plane)  # (m, d)
@@ -193,7 +193,7 @@ class OptimalAdaptive(Attack):
 
     def craft(self, known: Knowledge) -> Tensor:
         m, dtype = len(known.own), known.own.dtype
-        damage = _damage(known)
+        damage = known.once(_damage)
         s_root, s_sign = damage.sign
         grid = torch.linspace(0, 1, _ANGLES, dtype=torch.float64, device=known.own.device)
         largest = math.acos(torch.finfo(dtype).eps ** 0.5)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from fltrust.rules.rule import Rule
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
 
+Found = TypeVar("Found")
 Level = Literal["full", "partial"]
 Altered = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # inputs and labels to others, and which of them count
 
@@ -108,6 +109,14 @@ class Knowledge:
     global_lr: Tensor | None = None
     server: Server | None = None
     own_loss: Callable[..., Tensor] | None = None
+    _found: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, find: "Callable[[Knowledge], Found]") -> "Found":
+        """What a function finds in this knowledge, found once however many attacks ask: a search asks all of them."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        found: Found = self._found[find]
+        return found
 
     @property
     def model(self) -> Tensor:

@@ -12,7 +12,6 @@ from fltrust.attacks.searched.basis import Basis, row_lengths
 from fltrust.attacks.searched.response import Sent, has_closed_form, respond
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.rules.coordinate import MeaMed, Median, Phocas, TrimmedMean
-from fltrust.rules.rows import direction_and_norm, measure
 from fltrust.rules.rule import Received, Rule
 from fltrust.rules.votes import RLR
 
@@ -29,7 +28,7 @@ class Damage(Protocol):
 
 def damage_of(scene: Scene, aim: Aim, basis: Basis, ahead: int, coordinates: int) -> Damage:
     if has_closed_form(scene.rule):
-        return Closed(scene, aim, basis, ahead, along_of(basis.rows, aim.target))
+        return Closed(scene, aim, basis, ahead)
     scene, aim, basis = _in_some_coordinates(scene, aim, basis, coordinates)
     return ByCoordinate(scene, aim, basis) if takes_coordinates_apart(scene.rule) else ByRows(scene, aim, basis, ahead)
 
@@ -48,24 +47,17 @@ def joined(damage: Callable[[Tensor], Tensor], candidates: Tensor, at_once: int)
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def along_of(rows: Tensor, target: Tensor) -> Tensor:
-    """The inner products (k,) of rows (k, d) with a vector (d,), in float64."""
-    direction, norm = direction_and_norm(target)
-    measured = measure(rows, direction)
-    return measured.cosine * measured.norm * norm
-
-
 class Closed:
     """From the basis vectors' inner products alone. The aim "loss" is taken to first order here."""
 
     side_by_side = True
 
-    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int, along: Tensor) -> None:
+    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
         self.scene, self.aim, self.basis, self.ahead = scene, aim, basis, ahead
-        self.against = -along  # (k,): minus the basis vectors' inner products with the aim's target
+        self.against = -basis.along  # (k,)
         n = len(scene.updates)
         self.honest = slice(scene.m, n)  # of the basis
-        self.at_once = max(1, _AT_ONCE[along.device.type == "cuda"] // (n * max(n, len(along))))
+        self.at_once = max(1, _AT_ONCE[basis.along.device.type == "cuda"] // (n * max(n, len(basis.along))))
 
     def __call__(self, candidates: Tensor) -> Tensor:
         return joined(self._of, candidates, self.at_once)

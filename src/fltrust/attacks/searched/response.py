@@ -72,7 +72,7 @@ class Sent:
 
     def onto_root(self) -> Tensor:
         """The rows' inner products (C, n) with the root update's direction."""
-        along = self.basis.products @ self.basis.root
+        along = self.basis.products[self.basis.root]
         mine = self.crafted @ along
         return torch.cat((mine, along[self.honest].expand(len(mine), -1)), -1)
 
@@ -146,7 +146,7 @@ def _mixing(rule: PreAggregation, sent: Sent) -> Tensor:
 
 
 def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
-    root, root_norm = sent.basis.root, sent.basis.root_norm
+    root_norm = sent.basis.root_norm
     trust = threshold(sent.onto_root() * sent.inverse, rule.least_trust, rule.least_trust)
     reach = root_norm * sent.inverse  # what brings a row to the root update's length
     if rule.stretch != TrustRule.stretch:
@@ -154,7 +154,10 @@ def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
     total = trust.sum(-1, keepdim=True)
     update = sent.sum(trust * reach)
     if rule.server_trust:
-        total, update = total + rule.server_trust * (root_norm > 0), update + rule.server_trust * root_norm * root
+        total, update = (
+            total + rule.server_trust * (root_norm > 0),
+            update + rule.server_trust * root_norm * sent.basis.eye[sent.basis.root],
+        )
     return update / _or_one(total)
 
 
@@ -162,18 +165,18 @@ def _two_levels(rule: FLTrustTwoLevel, sent: Sent) -> Tensor:
     trust = (sent.onto_root() * sent.inverse).relu()  # (C, n)
     many = (rule.top * sent.usable.sum(-1, keepdim=True)).ceil().long().clamp(min=1)  # (C, 1)
     deputies = (trust >= ALIKE * trust.sort(-1, descending=True).values.gather(-1, many - 1)) & (trust > 0)
-    second = sent.basis.root + sent.sum(deputies * sent.inverse)  # (C, k)
+    second = sent.basis.eye[sent.basis.root] + sent.sum(deputies * sent.inverse)  # (C, k)
     trust = (sent.onto(second) * sent.inverse / row_lengths(second, sent.basis)[:, None]).relu() * deputies.any(-1, keepdim=True)
     return sent.sum(trust * sent.basis.root_norm * sent.inverse / _or_one(trust.sum(-1, keepdim=True)))
 
 
 def _anchored(rule: Anchor, sent: Sent) -> Tensor:
-    root_norm, ordered = sent.basis.root_norm, in_order(sent.length)
+    root, root_norm, ordered = sent.basis.eye[sent.basis.root], sent.basis.root_norm, in_order(sent.length)
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
     common = _median(ordered, count).minimum(rule.limit * root_norm)  # (C, 1)
     clients = sent.sum(common / count.clamp(min=1) * sent.inverse)
     reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4)
-    return (clients + rule.voice * reach.minimum(root_norm) * sent.basis.root) * ((count > 0) & (root_norm > 0))
+    return (clients + rule.voice * reach.minimum(root_norm) * root) * ((count > 0) & (root_norm > 0))
 
 
 def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
