@@ -140,7 +140,9 @@ def trusted_sum(
     direction, root_norm = direction_and_norm(root_update)
     rows = measure(updates, direction)
     trust = rows.cosine.clamp(min=least_trust)
-    norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
+    norm = root_norm
+    if stretch != (0.0, torch.inf):
+        norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
     return weighted_sum(updates, rows, trust * norm), trust
 
 

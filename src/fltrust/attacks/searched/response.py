@@ -175,8 +175,8 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
     common = _median(ordered, count).minimum(rule.limit * root_norm)  # (C, 1)
     clients = sent.sum(common / count.clamp(min=1) * sent.inverse)
-    reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4)
-    return (clients + rule.voice * reach.minimum(root_norm) * root) * ((count > 0) & (root_norm > 0))
+    reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4).minimum(root_norm) * (count > 0)
+    return torch.addcmul(clients, reach, root, value=rule.voice)
 
 
 def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:

@@ -149,7 +149,8 @@ class Aim:
 
     def mean_damage(self, scene: Scene, rows: Tensor, ahead: int) -> Tensor:
         """Of malicious rows (m, d), found by running the rule: ()."""
-        return torch.stack([self.damage(scene.known, update) for update in scene.outcomes(rows, ahead)]).mean()
+        damages = [self.damage(scene.known, update) for update in scene.outcomes(rows, ahead)]
+        return torch.stack(damages).mean() if len(damages) > 1 else damages[0]
 
 
 def aim_of(name: AimName, scene: Scene, result: Tensor, altered: Altered | None = None) -> Aim:
