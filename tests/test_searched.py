@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from fltrust.attacks import Attack, Knowledge, Searched
 from fltrust.attacks.attack import Altered, Level, Server, take_step
 from fltrust.attacks.searched.basis import Basis, basis_of, candidates_in, row_lengths
-from fltrust.attacks.searched.damage import ByRows, Closed, damage_of
+from fltrust.attacks.searched.damage import ByCoordinate, ByRows, Closed, damage_of, takes_coordinates_apart
 from fltrust.attacks.searched.finals import _closed
 from fltrust.attacks.searched.refine import _inverse, _slope, refined
 from fltrust.attacks.searched.response import has_closed_form
@@ -29,9 +29,11 @@ from fltrust.rules import (
     CAF,
     FLAME,
     NNM,
+    RLR,
     Aggregate,
     Anchor,
     Bucketing,
+    Bulyan,
     BySize,
     CentredClipping,
     DnC,
@@ -45,9 +47,11 @@ from fltrust.rules import (
     FoolsGold,
     GeometricMedian,
     Krum,
+    MeaMed,
     Median,
     MultiKrum,
     NormClipping,
+    Phocas,
     Received,
     Rule,
     TrimmedMean,
@@ -96,6 +100,7 @@ BY_ROWS: list[Rule] = [
     Zeno(M),
     FLAME(),
 ]
+APART: list[Rule] = [Median(), TrimmedMean(M), MeaMed(M), Phocas(M), RLR(), RLR(threshold=5, by_size=False)]
 AIMS: tuple[AimName, ...] = ("sign", "mean", "cosine", "unseen", "loss", "class", "backdoor")
 TRIGGER = Trigger(((0,), (2,)), 3.0, 1)
 
@@ -241,12 +246,39 @@ def test_looking_ahead_hands_the_rules_memory_on() -> None:
 def test_a_rule_by_coordinates_is_tried_on_some_of_them() -> None:
     scene, aim, basis = searched_on(seen(Median()))
     some = damage_of(scene, aim, basis, 0, coordinates=20)
-    assert isinstance(some, ByRows)
+    assert isinstance(some, ByCoordinate)
     assert some.basis.rows.shape == (len(basis.rows), 20)
     candidates = candidates_in(basis, N, M)[::50]
-    everywhere = ByRows(scene, aim, basis, 0)(candidates)
+    everywhere = damage_of(scene, aim, basis, 0, coordinates=D)(candidates)
     for candidate, value in zip(candidates, everywhere, strict=True):
         torch.testing.assert_close(value, aim.mean_damage(scene, candidate @ basis.rows, 0))
+
+
+@pytest.mark.parametrize("aim", ["sign", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rule", APART, ids=repr)
+def test_candidates_beside_each_other_are_what_the_rule_makes_of_each(
+    rule: Rule, dtype: torch.dtype, aim: AimName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, wanted, basis = searched_on(seen(rule, dtype=dtype), aim)
+    candidates = candidates_in(basis, N, M)[::5]
+    candidates += 0.01 * torch.randn(candidates.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)  # nothing ties
+    candidates[3:20:4] = 0  # rows of zeros are not usable: the rule leaves them out
+    candidates[4:20:4, 1] = 0
+    candidates[5:20:4, 2] = torch.nan
+    beside, plain = ByCoordinate(scene, wanted, basis), ByRows(scene, wanted, basis, 0)
+    close = 1e-4 if dtype == torch.float32 else 1e-9  # only rounding may differ
+    for at_once in (1, 5 * N * D, 1 << 30):
+        monkeypatch.setattr("fltrust.attacks.searched.damage._ROWS_AT_ONCE", (at_once, 0))
+        torch.testing.assert_close(beside(candidates), plain(candidates), rtol=close, atol=close)
+        torch.testing.assert_close(_slope(beside, candidates), _slope(plain, candidates), rtol=1e-6, atol=1e-9)
+    ahead = [wanted.mean_damage(scene, (candidate @ basis.rows.double()).to(dtype), 2) for candidate in candidates[:6]]
+    torch.testing.assert_close(beside(candidates[:6]), torch.stack(ahead), rtol=close, atol=close)
+
+
+def test_which_rules_take_coordinates_apart() -> None:
+    assert all(takes_coordinates_apart(rule) for rule in APART)
+    assert not any(takes_coordinates_apart(rule) for rule in (*CLOSED, *BY_ROWS[2:], Bulyan(1), OtherMedian()))
 
 
 def test_lengths_are_those_of_the_rows() -> None:
@@ -301,6 +333,11 @@ class TheOpposite(FLTrust):
     def aggregate(self, received: Received) -> Aggregate:
         update, shares = super().aggregate(received)
         return Aggregate(-update, shares)
+
+
+class OtherMedian(Median):
+    def aggregate(self, received: Received) -> Aggregate:
+        return Aggregate(received.updates[received.updates.abs().sum(1).argmin()], None)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def basis_in(scene: Scene, known: Knowledge) -> Any:
     rows, possible, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
     view, seen_of, _ = viewed(scene, ahead=0)
     result = scene.undisturbed()
-    return view, basis_of(view, aim_of("mean", view, result), result, torch.zeros_like(result), seen_of(rows), possible)
+    return view, basis_of(view, aim_of("mean", scene, result), result, torch.zeros_like(result), seen_of(rows), possible)
 
 
 @every_rule

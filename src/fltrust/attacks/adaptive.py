@@ -90,7 +90,7 @@ class Adaptive(Attack):
     def craft(self, known: Knowledge) -> Tensor:
         if len(known.own) == 0:
             return known.own
-        damage = _damage(known)
+        damage = known.once(_damage)
         plane = damage.plane.to(known.own.dtype)  # (2, d)
         start = self.first(known, damage.plane[0].to(known.own.dtype))  # (m, d)
         third = outside(start, plane)  # (m, d)
@@ -193,15 +193,16 @@ class OptimalAdaptive(Attack):
 
     def craft(self, known: Knowledge) -> Tensor:
         m, dtype = len(known.own), known.own.dtype
-        damage = _damage(known)
+        damage = known.once(_damage)
         s_root, s_sign = damage.sign
         grid = torch.linspace(0, 1, _ANGLES, dtype=torch.float64, device=known.own.device)
         largest = math.acos(torch.finfo(dtype).eps ** 0.5)
         low, high = grid[0], grid[-1] * largest
         for _ in range(_ZOOMS):
-            angle = low + (high - low) * grid
-            trust = m * angle.cos()
-            progress = (trust * (s_root * angle.cos() - s_sign * angle.sin()) + damage.pull) / (trust + damage.trust)
+            angle = torch.lerp(low, high, grid)
+            cosine = angle.cos()
+            trust, along = m * cosine, torch.addcmul(s_root * cosine, s_sign, angle.sin(), value=-1)
+            progress = torch.addcmul(damage.pull, trust, along) / (trust + damage.trust)
             best = angle.take(progress.argmin())
             width = (high - low) / (_ANGLES - 1)
             low, high = (best - width).clamp(min=0), (best + width).clamp(max=largest)

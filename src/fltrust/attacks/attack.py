@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -24,10 +24,12 @@ from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
 from fltrust.registry import known as known_name
 from fltrust.rules.pairs import sq_distances
+from fltrust.rules.rows import counts
 from fltrust.rules.rule import Rule
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
 
+Found = TypeVar("Found")
 Level = Literal["full", "partial"]
 Altered = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]  # inputs and labels to others, and which of them count
 
@@ -107,6 +109,14 @@ class Knowledge:
     global_lr: Tensor | None = None
     server: Server | None = None
     own_loss: Callable[..., Tensor] | None = None
+    _found: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, find: "Callable[[Knowledge], Found]") -> "Found":
+        """What a function finds in this knowledge, found once however many attacks ask: a search asks all of them."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        found: Found = self._found[find]
+        return found
 
     @property
     def model(self) -> Tensor:
@@ -294,7 +304,7 @@ class Seen(NamedTuple):
     def update(self, known: Knowledge) -> Tensor:
         """How the model moved since then (d,), as an update: divided by the server's learning rate. Zeros before the second round."""
         moved = (known.model - self.weights) / (1.0 if known.global_lr is None else known.global_lr)
-        return torch.where((self.rounds > 0) & torch.isfinite(moved), moved, 0).to(self.weights.dtype)
+        return (moved.nan_to_num(0, 0, 0) * (self.rounds > 0)).to(self.weights.dtype)
 
     def now(self, known: Knowledge) -> "Seen":
         return Seen(self.rounds + 1, known.model.clone())
@@ -306,7 +316,7 @@ class Seen(NamedTuple):
 def usable(updates: Tensor) -> Tensor:
     """Which rows (n,) a rule would listen to: finite and not zero."""
     peak = torch.maximum(updates.amax(1), -updates.amin(1))  # on a CPU many times faster than the norm of this name
-    return torch.isfinite(peak) & (peak > 0)
+    return counts(peak)
 
 
 def finite(updates: Tensor) -> Tensor:
@@ -317,7 +327,7 @@ def finite(updates: Tensor) -> Tensor:
 def units(rows: Tensor, least: float = 0.0) -> Tensor:
     """The rows' directions (n, d); zeros where a row is not longer than `least`, or broken."""
     norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64).to(rows.dtype)
-    return torch.where((norm > least) & torch.isfinite(norm), rows / norm, 0)
+    return (rows / torch.nn.functional.threshold(norm, least, torch.inf)).nan_to_num(0, 0, 0)  # NaN where a row is broken
 
 
 def outside(rows: Tensor, frame: Tensor) -> Tensor:

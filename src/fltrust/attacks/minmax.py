@@ -101,7 +101,7 @@ class MinSum(Attack):
 
 def _largest_gamma(seen: SeenRows, along: Tensor, steep: Tensor) -> Tensor:
     room = steep * (seen.centred_squares - seen.farthest)
-    return ((-along + (along.square() - room).clamp(min=0).sqrt()) / steep).amin()
+    return (((along.square() - room).clamp(min=0).sqrt() - along) / steep).amin()
 
 
 def _shifted(known: Knowledge, knowledge: Level, direction: Direction, gamma: Gamma) -> Tensor:
@@ -113,7 +113,7 @@ def _shifted(known: Knowledge, knowledge: Level, direction: Direction, gamma: Ga
     along = (seen.centred @ push).double()  # (n-m,): b_i
     steep = torch.linalg.vector_norm(push, dtype=torch.float64).square()  # (): a
     far = torch.where(steep > 0, gamma(seen, along, steep), 0)
-    return bounded((seen.mean + far.to(push.dtype) * push) * seen.peak).repeat(m, 1)
+    return bounded(torch.addcmul(seen.mean, far.to(push.dtype), push) * seen.peak).repeat(m, 1)
 
 
 def _push(seen: SeenRows, direction: Direction) -> Tensor:

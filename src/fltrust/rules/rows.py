@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
     @property
     def norm(self) -> Tensor:
-        return torch.where(self.usable, self.scale * self.length, 0).clamp(max=LARGEST)  # (n,)
+        return (self.scale * self.length).nan_to_num(0, LARGEST)  # (n,): infinity times 0 is NaN
 
 
 @cache
@@ -78,16 +78,21 @@ def scaled(updates: Tensor, scale: Tensor) -> Tensor:
     return torch.div(updates, scale[:, None]).nan_to_num_(0, 0, 0)
 
 
+def counts(size: Tensor) -> Tensor:
+    """Whether it is finite and more than zero; NaN is neither."""
+    return (size > 0) & (size < torch.inf)
+
+
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
     """Which rows are usable, how long they are, and their cosine with a direction (d,) of norm 1: one read, sums in float64."""
     if kernels := kernels_for(updates):
         along, squares = kernels.row_sums(updates, direction)
-        usable = torch.isfinite(squares) & (squares > 0)
-        scale = torch.where(usable, 1.0, torch.inf).double()  # float32 values squared never leave float64's range
-        along, squares = torch.where(usable, along, 0), torch.where(usable, squares, 0)
+        usable = counts(squares)
+        scale = torch.nn.functional.threshold(usable.double(), 0, torch.inf)  # 1: float32 values squared never leave float64's range
+        squares = torch.where(usable, squares, 0)
     else:
         peak = _peak(updates)
-        usable = torch.isfinite(peak) & (peak > 0)
+        usable = counts(peak)
         scale = torch.where(usable, peak, torch.inf)
         along, squares = torch.zeros_like(peak), torch.zeros_like(peak)
         for columns in column_blocks(updates):
@@ -96,7 +101,7 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
                 along += block @ direction[columns]
             squares += torch.einsum("nd,nd->n", block, block)
     length = squares.sqrt()
-    cosine = torch.where(usable, along / length, 0).clamp(-1, 1)
+    cosine = torch.zeros_like(length) if direction is None else torch.where(usable, along / length, 0).clamp(-1, 1)
     return Rows(usable, scale, length, cosine)
 
 
@@ -135,7 +140,9 @@ def trusted_sum(
     direction, root_norm = direction_and_norm(root_update)
     rows = measure(updates, direction)
     trust = rows.cosine.clamp(min=least_trust)
-    norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
+    norm = root_norm
+    if stretch != (0.0, torch.inf):
+        norm = root_norm.maximum(stretch[0] * rows.norm).minimum(stretch[1] * rows.norm)
     return weighted_sum(updates, rows, trust * norm), trust
 
 
@@ -163,7 +170,7 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
     share = kept.double() / kept.sum().clamp(min=1)
     means = []
     for columns in column_blocks(updates):
-        values = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
+        values = in_order(torch.where(usable[:, None], updates[:, columns], torch.inf).T).T  # those not usable come last
         means.append(share @ torch.where(kept[:, None], values, 0).double())
     return torch.cat(means)
 
@@ -197,7 +204,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
     small = 0.5 ** (n.bit_length() + 1)  # so that no sum overflows
     means = []
     for columns in column_blocks(updates):
-        ordered = torch.where(usable[:, None], updates[:, columns], torch.inf).sort(dim=0).values  # those not usable come last
+        ordered = in_order(torch.where(usable[:, None], updates[:, columns], torch.inf).T).T  # those not usable come last
         values = torch.where(rank[:, None] < count, ordered, 0).double() * small
         centre = torch.where(middle[:, None], values, 0).sum(0)  # times the number of values in the middle
         nearer = ((values[: len(enters)] + values[enters]) * middle.sum() < 2 * centre) & (rank[:drop, None] < leaving)
@@ -288,7 +295,9 @@ def combined(updates: Tensor, rows: Rows, shares: Tensor) -> Tensor:
 def in_order(values: Tensor) -> Tensor:
     """The values (.., n) from the smallest to the largest; NaN comes last."""
     if values.shape[-1] <= _SHORT and values.device.type == "cpu" and type(values) is Tensor:
-        with suppress(RuntimeError):  # it has a slope, or stands for a batch: then it has no values of its own
+        with suppress(RuntimeError):  # it stands for a batch: then it has no values of its own
+            if values.requires_grad:  # the same values; of equal ones any has the slope
+                return values.gather(-1, torch.from_numpy(np.argsort(values.detach().numpy(), axis=-1)))
             return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(dim=-1).values
 
@@ -301,9 +310,13 @@ def median_of(values: Tensor, usable: Tensor) -> Tensor:
 def medians_of(values: Tensor, usable: Tensor) -> Tensor:
     """The medians (.., 1) of the usable values (.., n), as `median_of`."""
     count = usable.sum(-1, keepdim=True)
-    ordered = in_order(torch.where(usable, values, torch.inf))
-    low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=values.shape[-1] - 1)
-    return torch.where(count > 0, (ordered.gather(-1, low) + ordered.gather(-1, high)) / 2, 0)
+    return torch.where(count > 0, in_the_middle(in_order(torch.where(usable, values, torch.inf)), count), 0)
+
+
+def in_the_middle(ordered: Tensor, count: Tensor) -> Tensor:
+    """The median (.., 1) of the first `count` (.., 1) of values (.., n) in order."""
+    middle = (count + torch.arange(-1, 1, device=count.device)) // 2  # (.., 2)
+    return ordered.gather(-1, middle.clamp(0, ordered.shape[-1] - 1)).mean(-1, keepdim=True)
 
 
 def check(updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fltrust.attacks.attack import finite, units
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.rules.pairs import gram
-from fltrust.rules.rows import measure, median_of
+from fltrust.rules.rows import direction_and_norm, measure, median_of
 
 ROOT, CENTRE, PUSHES, EXTRA = 0, 1, 2, 9  # where they stand behind the n updates: root update, rule's centre, then seven pushes
 _STRENGTHS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0)
@@ -32,9 +32,12 @@ class Basis(NamedTuple):
     products: Tensor  # (k, k), in float64
     scale: Tensor  # (), in float64: the median honest length
     mean: Tensor  # (k,): the honest mean
-    root: Tensor  # (k,): the root update, which has a length of its own
+    eye: Tensor  # (k, k), in float64: each basis vector
+    root: int  # which of them is the root update's direction
+    root_norm: Tensor  # (): the root update's own length; 0 if there is none
     centre: Tensor  # (k,): what the rule remembers, if that is one vector
     lengths: Tensor  # (rivals,): of the rival attacks' mean rows
+    along: Tensor  # (k,): inner products with the aim's target, not in units of the scale
 
 
 def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals: Tensor, possible: Sequence[bool]) -> Basis:
@@ -62,16 +65,26 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
         torch.nan_to_num(gram(rows) / scale / scale),
         scale,
         weight.double() / weight.sum(),
-        eye[n + ROOT] * lengths[ROOT],
+        eye,
+        n + ROOT,
+        lengths[ROOT],
         eye[n + CENTRE] * lengths[CENTRE],
         lengths[EXTRA:],
+        along_of(rows, aim.target),
     )
+
+
+def along_of(rows: Tensor, target: Tensor) -> Tensor:
+    """The inner products (k,) of rows (k, d) with a vector (d,), in float64."""
+    direction, norm = direction_and_norm(target)
+    measured = measure(rows, direction)
+    return measured.cosine * measured.norm * norm
 
 
 def candidates_in(basis: Basis, n: int, m: int) -> Tensor:
     """Some 500 candidates (C, m, k), equal rows and spread-out ones."""
     k, device = len(basis.rows), basis.rows.device
-    eye = torch.eye(k, dtype=torch.float64, device=device)
+    eye = basis.eye
     strengths, factors = constants(_STRENGTHS, device), constants(_FACTORS, device)
     honest = n - m if n > m else n
     copied = torch.arange(m, device=device) % honest + (n - honest)
@@ -113,4 +126,9 @@ def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 def row_lengths(rows: Tensor, basis: Basis) -> Tensor:
     """Lengths (..,) of rows (.., k), in units of the scale."""
-    return ((rows @ basis.products) * rows).sum(-1).clamp(min=1e-24).sqrt()
+    return at_least(((rows @ basis.products) * rows).sum(-1), 1e-24).sqrt()
+
+
+def at_least(values: Tensor, least: float) -> Tensor:
+    """As `clamp`, with a slope that is one kernel on a GPU."""
+    return torch.nn.functional.threshold(values, least, least)

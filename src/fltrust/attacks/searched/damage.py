@@ -7,12 +7,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fltrust.attacks.attack import usable
 from fltrust.attacks.searched.basis import Basis, row_lengths
 from fltrust.attacks.searched.response import Sent, has_closed_form, respond
 from fltrust.attacks.searched.scene import Aim, Scene
-from fltrust.rules.rows import direction_and_norm, measure
+from fltrust.rules.coordinate import MeaMed, Median, Phocas, TrimmedMean
+from fltrust.rules.rule import Received, Rule
+from fltrust.rules.votes import RLR
 
-_AT_ONCE = 1 << 18, 1 << 25  # values of the candidates' products at a time: what fits into a CPU's cache; few launches on a GPU
+# What fits into a CPU's cache; few launches on a GPU.
+_AT_ONCE = 1 << 18, 1 << 25  # values of the candidates' products at a time
+_ROWS_AT_ONCE = 1 << 21, 1 << 26  # values of the candidates' rows, beside each other, at a time
 
 
 class Damage(Protocol):
@@ -23,15 +28,23 @@ class Damage(Protocol):
 
 def damage_of(scene: Scene, aim: Aim, basis: Basis, ahead: int, coordinates: int) -> Damage:
     if has_closed_form(scene.rule):
-        return Closed(scene, aim, basis, ahead, along_of(basis.rows, aim.target))
-    return ByRows(*_in_some_coordinates(scene, aim, basis, coordinates), ahead)
+        return Closed(scene, aim, basis, ahead)
+    scene, aim, basis = _in_some_coordinates(scene, aim, basis, coordinates)
+    return ByCoordinate(scene, aim, basis) if takes_coordinates_apart(scene.rule) else ByRows(scene, aim, basis, ahead)
 
 
-def along_of(rows: Tensor, target: Tensor) -> Tensor:
-    """The inner products (k,) of rows (k, d) with a vector (d,), in float64."""
-    direction, norm = direction_and_norm(target)
-    measured = measure(rows, direction)
-    return measured.cosine * measured.norm * norm
+def takes_coordinates_apart(rule: Rule) -> bool:
+    """Whether what the rule returns in a coordinate depends on that coordinate alone, and on which rows are usable: no memory, no chance.
+
+    `by_coordinate` says less: Bulyan and NNM pick rows first.
+    """
+    return isinstance(rule, Median | TrimmedMean | MeaMed | Phocas | RLR) and not rule.overridden
+
+
+def joined(damage: Callable[[Tensor], Tensor], candidates: Tensor, at_once: int) -> Tensor:
+    """The damage of so many candidates at a time."""
+    parts = [damage(part) for part in torch.split(candidates, at_once)]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class Closed:
@@ -39,15 +52,15 @@ class Closed:
 
     side_by_side = True
 
-    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int, along: Tensor) -> None:
+    def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
         self.scene, self.aim, self.basis, self.ahead = scene, aim, basis, ahead
-        self.along = along  # (k,): the basis vectors' inner products with the aim's target
+        self.against = -basis.along  # (k,)
         n = len(scene.updates)
         self.honest = slice(scene.m, n)  # of the basis
-        self.at_once = max(1, _AT_ONCE[along.device.type == "cuda"] // (n * max(n, len(along))))
+        self.at_once = max(1, _AT_ONCE[basis.along.device.type == "cuda"] // (n * max(n, len(basis.along))))
 
     def __call__(self, candidates: Tensor) -> Tensor:
-        return torch.cat([self._of(part) for part in torch.split(candidates, self.at_once)])
+        return joined(self._of, candidates, self.at_once)
 
     def updates(self, candidates: Tensor) -> list[Tensor]:
         """The global updates (C, k) of this round and of those ahead."""
@@ -58,11 +71,44 @@ class Closed:
         return results[1:]
 
     def _of(self, candidates: Tensor) -> Tensor:
-        return torch.stack([self._done_by(update) for update in self.updates(candidates)]).mean(0)
+        done = [self._done_by(update) for update in self.updates(candidates)]
+        return torch.stack(done).mean(0) if self.ahead else done[0]
 
     def _done_by(self, updates: Tensor) -> Tensor:
-        along = updates @ self.along
-        return -along / (row_lengths(updates, self.basis) * self.basis.scale) if self.aim.name == "cosine" else -along
+        damage = updates @ self.against
+        return damage / (row_lengths(updates, self.basis) * self.basis.scale) if self.aim.name == "cosine" else damage
+
+
+class ByCoordinate:
+    """By running the rule on many candidates at once, beside each other as further coordinates. Looking ahead shows nothing new."""
+
+    side_by_side = False
+
+    def __init__(self, scene: Scene, aim: Aim, basis: Basis) -> None:
+        self.scene, self.aim, self.basis = scene, _to_first_order(aim), basis
+        self.exact, self.rows = _as_float64(scene), basis.rows.double()  # for slopes: rules take the plain path of torch there
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        sloped = candidates.requires_grad
+        scene, rows = (self.exact, self.rows) if sloped else (self.scene, self.basis.rows)
+        at_once = max(1, _ROWS_AT_ONCE[rows.device.type == "cuda"] // scene.updates.numel())
+        with torch.set_grad_enabled(sloped):
+            return joined(lambda part: self._of(part, scene, rows), candidates.to(rows.dtype), at_once)
+
+    def _of(self, candidates: Tensor, scene: Scene, rows: Tensor) -> Tensor:
+        """One run for all candidates of which the rule leaves out the same rows."""
+        crafted = torch.einsum("cmk,kd->mcd", candidates, rows)
+        counts = usable(crafted.detach().flatten(0, 1)).view(crafted.shape[:2])  # (m, C)
+        kinds, kind = counts.unique(dim=1, return_inverse=True)
+        alike = [(kind == i).nonzero()[:, 0] for i in range(kinds.shape[1])]
+        damage = torch.cat([self._of_alike(crafted[:, which], scene) for which in alike])
+        return damage[torch.cat(alike).argsort()]
+
+    def _of_alike(self, crafted: Tensor, scene: Scene) -> Tensor:
+        count = crafted.shape[1]
+        beside = torch.cat((crafted.flatten(1), scene.updates[scene.m :].repeat(1, count)))  # (n, C d)
+        update = scene.rule.step(Received(beside, sizes=scene.sizes), ())[0].update
+        return self.aim.damage(scene.known, update.view(count, -1))
 
 
 class ByRows:
@@ -71,8 +117,7 @@ class ByRows:
     side_by_side = False
 
     def __init__(self, scene: Scene, aim: Aim, basis: Basis, ahead: int) -> None:
-        self.aim = replace(aim, name="mean") if aim.is_loss else aim  # to first order here too
-        self.scene, self.basis, self.ahead = scene, basis, ahead
+        self.scene, self.aim, self.basis, self.ahead = scene, _to_first_order(aim), basis, ahead
         rule = scene.rule
         self.exact = None if rule.has_memory or rule.on_host or rule.needs_root_loss else _as_float64(scene)
         self.rows = None if self.exact is None else basis.rows.double()
@@ -93,6 +138,10 @@ class ByRows:
         updates = torch.cat((candidate @ self.rows, scene.updates[scene.m :]))
         steps = [scene.rule.step(scene.received(updates, 0, chance), scene.memory)[0] for chance in scene.chances()]
         return torch.stack([self.aim.damage(scene.known, step.update) for step in steps]).mean()
+
+
+def _to_first_order(aim: Aim) -> Aim:
+    return replace(aim, name="mean") if aim.is_loss else aim
 
 
 def _in_some_coordinates(scene: Scene, aim: Aim, basis: Basis, coordinates: int) -> tuple[Scene, Aim, Basis]:

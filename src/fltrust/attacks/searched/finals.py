@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import usable
-from fltrust.attacks.searched.basis import PUSHES, Basis
-from fltrust.attacks.searched.damage import Closed, along_of
+from fltrust.attacks.searched.basis import PUSHES, Basis, along_of
+from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
 
@@ -48,11 +48,10 @@ def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> T
     within = (within / unit[:, :, None] / unit[:, None]).nan_to_num(0)
     apart = torch.eye(count, dtype=torch.float64, device=sent.device)[:, None, :, None] * within[:, :, None]  # other candidates never meet
     products = torch.cat((torch.cat((basis.products, across.T), 1), torch.cat((across, apart.reshape(len(flat), -1)), 1)))
-    mean, root, centre = (torch.nn.functional.pad(part, (0, len(flat))) for part in (basis.mean, basis.root, basis.centre))
-    longer = basis._replace(products=products, mean=mean, root=root, centre=centre)
-    along = torch.cat((along_of(basis.rows, aim.target), along_of(flat, aim.target)))
-    rows = torch.eye(k + len(flat), dtype=torch.float64, device=sent.device)[k:].view(count, m, -1)
-    return Closed(scene, aim, longer, ahead, along)(rows).nan_to_num(-torch.inf, torch.inf)
+    eye = torch.eye(len(products), dtype=torch.float64, device=sent.device)
+    centre, along = torch.nn.functional.pad(basis.centre, (0, len(flat))), torch.cat((basis.along, along_of(flat, aim.target)))
+    longer = basis._replace(products=products, eye=eye, centre=centre, along=along)
+    return Closed(scene, aim, longer, ahead)(eye[k:].view(count, m, -1)).nan_to_num(-torch.inf, torch.inf)
 
 
 def _products(rows: Tensor, others: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def refined(damage: Damage, starts: Tensor, pushes: Tensor, basis: Basis, steps:
         top, which = values.max(1)
         better = top > most
         here = torch.where(better[:, None, None], tried[each, which], here)
-        most, reach = most.maximum(top), reach * torch.where(better, _GROW, _SHRINK)[:, None, None, None]
+        most, reach = most.maximum(top), torch.where(better[:, None, None, None], _GROW * reach, _SHRINK * reach)
     return here.index_select(0, most.argmax()[None])[0]
 
 
@@ -70,5 +70,4 @@ def _slope(damage: Damage, here: Tensor) -> Tensor:
 
 def _unit(ways: Tensor, basis: Basis) -> Tensor:
     """Each row at the length of the scale; rows of zeros stay."""
-    length = row_lengths(ways, basis)[..., None]
-    return torch.where(length > 1e-12, ways / length, 0)
+    return ways / torch.nn.functional.threshold(row_lengths(ways, basis), 1e-12, torch.inf)[..., None]

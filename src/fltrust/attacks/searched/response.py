@@ -7,15 +7,16 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
-from fltrust.attacks.searched.basis import Basis
+from fltrust.attacks.searched.basis import Basis, at_least, row_lengths
 from fltrust.rules.anchor import Anchor
 from fltrust.rules.clipping import CentredClipping
 from fltrust.rules.gram import GramRule
 from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
-from fltrust.rules.rows import Rows, divisor, in_order, medians_of
+from fltrust.rules.rows import Rows, in_order, in_the_middle, medians_of
 from fltrust.rules.rule import Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.rules.trust import TrustRule
@@ -32,6 +33,9 @@ def has_closed_form(rule: Rule) -> bool:
     return isinstance(rule, TrustRule | FLTrustTwoLevel | FedAvg | CentredClipping) or (isinstance(rule, GramRule) and not rule.needs_rows)
 
 
+_ZERO = 1e-18  # the square of a length that counts as zero
+
+
 class Sent:
     """Candidates (C, m, k) and the same honest rows for all, which are basis vectors: in units of the basis' scale."""
 
@@ -39,12 +43,22 @@ class Sent:
         self.crafted, self.honest, self.basis = crafted, honest, basis
         self.along = crafted @ basis.products  # (C, m, k): inner products with the basis vectors
         theirs = basis.products.diagonal()[honest].expand(len(crafted), -1)
-        self._measure(torch.cat(((self.along * crafted).sum(-1), theirs), -1))
+        self.squares = torch.cat(((self.along * crafted).sum(-1), theirs), -1)  # (C, n)
 
-    def _measure(self, squares: Tensor) -> None:
-        norm = squares.clamp(min=1e-24).sqrt()  # (C, n)
-        self.usable = norm > 1e-9  # a row of zeros counts for nothing
-        self.norm = torch.where(self.usable, norm, 0)
+    @cached_property
+    def usable(self) -> Tensor:
+        """(C, n): a row of zeros counts for nothing."""
+        return self.squares > _ZERO
+
+    @cached_property
+    def length(self) -> Tensor:
+        """(C, n): infinite where not usable."""
+        return threshold(self.squares, _ZERO, torch.inf).sqrt()
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """(C, n): 1 / length, 0 where not usable."""
+        return self.length.reciprocal()
 
     @cached_property
     def products(self) -> Tensor:
@@ -55,19 +69,23 @@ class Sent:
         return self._of_usable(torch.cat((mine, torch.cat((across.mT, theirs), -1)), -2))
 
     def _of_usable(self, products: Tensor) -> Tensor:
-        return torch.where(self.usable[..., :, None] & self.usable[..., None, :], products, 0)
+        return products * (self.usable[..., :, None] & self.usable[..., None, :])
+
+    def onto_root(self) -> Tensor:
+        """The rows' inner products (C, n) with the root update's direction."""
+        along = self.basis.products[self.basis.root]
+        mine = self.crafted @ along
+        return torch.cat((mine, along[self.honest].expand(len(mine), -1)), -1)
 
     def onto(self, vectors: Tensor) -> Tensor:
-        """The rows' inner products (C, n) with a vector (k,), or with one for each candidate (C, k)."""
+        """The rows' inner products (C, n) with one vector for each candidate (C, k)."""
         along = vectors @ self.basis.products
-        mine = (self.crafted @ along[..., None])[..., 0]
-        return torch.cat((mine, along[..., self.honest].expand(len(mine), -1)), -1)
+        return torch.cat(((self.crafted @ along[..., None])[..., 0], along[..., self.honest]), -1)
 
     def sum(self, shares: Tensor) -> Tensor:
         """(C, k): shares (C, n) times the rows."""
-        m, stop = self.crafted.shape[1], self.honest.stop
-        mine = (shares[..., None, :m] @ self.crafted)[..., 0, :]
-        return mine + torch.nn.functional.pad(shares[..., m:], (m, mine.shape[-1] - stop))
+        mine, theirs = shares.split((self.honest.start, shares.shape[-1] - self.honest.start), -1)
+        return torch.addmm((mine[:, None] @ self.crafted)[:, 0], theirs, self.basis.eye[self.honest])
 
 
 class Mixed(Sent):
@@ -76,8 +94,11 @@ class Mixed(Sent):
     def __init__(self, sent: Sent, mixing: Tensor) -> None:
         self.sent, self.mixing, self.basis = sent, mixing, sent.basis
         products = mixing @ sent.products @ mixing.mT
-        self._measure(products.diagonal(dim1=-2, dim2=-1))
+        self.squares = products.diagonal(dim1=-2, dim2=-1)
         self.products = self._of_usable(products)
+
+    def onto_root(self) -> Tensor:
+        return (self.mixing @ self.sent.onto_root()[..., None])[..., 0]
 
     def onto(self, vectors: Tensor) -> Tensor:
         return (self.mixing @ self.sent.onto(vectors)[..., None])[..., 0]
@@ -103,7 +124,7 @@ def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Ten
     weight = sent.usable.double()
     if isinstance(rule, FedAvg) and rule.by_size and sizes is not None:
         weight = weight * sizes.double().nan_to_num(0, 0, 0).clamp(min=0)
-    return sent.sum(weight / divisor(weight.sum(-1, keepdim=True)))
+    return sent.sum(weight / _or_one(weight.sum(-1, keepdim=True)))
 
 
 class _Supposed(Measured):
@@ -121,49 +142,43 @@ def _mixing(rule: PreAggregation, sent: Sent) -> Tensor:
         return rule.mixing(_Supposed(Rows(usable, scale, norm, torch.zeros_like(norm)), products))
 
     batch = one if type(rule).mixing is NNM.mixing else torch.func.vmap(one)
-    mixing: Tensor = batch(sent.norm, sent.usable, sent.products)
+    mixing: Tensor = batch(torch.where(sent.usable, sent.length, 0), sent.usable, sent.products)
     return mixing
 
 
 def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
-    root = sent.basis.root
-    root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
-    present = root_norm > 1e-9
-    length = torch.where(sent.usable, sent.norm, 1)
-    cosine = torch.where(sent.usable & present, sent.onto(root) / (length * root_norm), 0)
-    trust = torch.where(sent.usable & present, cosine.clamp(min=rule.least_trust), 0)
-    norm = root_norm.maximum(rule.stretch[0] * sent.norm)
-    norm = norm.minimum(rule.stretch[1] * length) if rule.stretch[1] < torch.inf else norm  # 0 times infinity would spoil the slope
-    total = divisor(trust.sum(-1, keepdim=True) + rule.server_trust * present)
-    return (sent.sum(trust * norm / length) + rule.server_trust * present * root) / total
+    root_norm = sent.basis.root_norm
+    trust = threshold(sent.onto_root() * sent.inverse, rule.least_trust, rule.least_trust)
+    reach = root_norm * sent.inverse  # what brings a row to the root update's length
+    if rule.stretch != TrustRule.stretch:
+        reach = reach.clamp(*rule.stretch)
+    total = trust.sum(-1, keepdim=True)
+    update = sent.sum(trust * reach)
+    if rule.server_trust:
+        total, update = (
+            total + rule.server_trust * (root_norm > 0),
+            update + rule.server_trust * root_norm * sent.basis.eye[sent.basis.root],
+        )
+    return update / _or_one(total)
 
 
 def _two_levels(rule: FLTrustTwoLevel, sent: Sent) -> Tensor:
-    root = sent.basis.root
-    root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
-    present = root_norm > 1e-9
-    length = torch.where(sent.usable, sent.norm, 1)
-    trust = torch.where(sent.usable & present, (sent.onto(root) / (length * root_norm)).relu(), 0)  # (C, n)
+    trust = (sent.onto_root() * sent.inverse).relu()  # (C, n)
     many = (rule.top * sent.usable.sum(-1, keepdim=True)).ceil().long().clamp(min=1)  # (C, 1)
     deputies = (trust >= ALIKE * trust.sort(-1, descending=True).values.gather(-1, many - 1)) & (trust > 0)
-    second = root / root_norm + sent.sum(deputies / length)  # (C, k)
-    second_norm = ((second @ sent.basis.products) * second).sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
-    trust = torch.where(sent.usable & deputies.any(-1, keepdim=True), (sent.onto(second) / (length * second_norm)).relu(), 0)
-    return sent.sum(trust * root_norm / length / divisor(trust.sum(-1, keepdim=True)))
+    second = sent.basis.eye[sent.basis.root] + sent.sum(deputies * sent.inverse)  # (C, k)
+    trust = (sent.onto(second) * sent.inverse / row_lengths(second, sent.basis)[:, None]).relu() * deputies.any(-1, keepdim=True)
+    return sent.sum(trust * sent.basis.root_norm * sent.inverse / _or_one(trust.sum(-1, keepdim=True)))
 
 
 def _anchored(rule: Anchor, sent: Sent) -> Tensor:
-    root = sent.basis.root
-    root_norm = (root @ sent.basis.products @ root).clamp(min=1e-24).sqrt()
-    present = root_norm > 1e-9
+    root, root_norm, ordered = sent.basis.eye[sent.basis.root], sent.basis.root_norm, in_order(sent.length)
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
-    length = torch.where(sent.usable, sent.norm, 1)
-    ordered = in_order(torch.where(sent.usable, sent.norm, torch.inf))
-    reach = torch.where(count > 0, ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4), 0)
-    common = medians_of(sent.norm, sent.usable).minimum(rule.limit * root_norm)  # (C, 1)
-    shares = winsorised(sent.products / length[..., :, None] / length[..., None, :], sent.usable, rule.directions)
-    clients = sent.sum(shares * common / length)
-    return torch.where(present, clients + rule.voice * (reach / root_norm).clamp(max=1) * root, 0)
+    common = in_the_middle(ordered, count).minimum(rule.limit * root_norm)  # (C, 1)
+    shares = winsorised(sent.products * sent.inverse[..., :, None] * sent.inverse[..., None, :], sent.usable, rule.directions)
+    clients = sent.sum(shares * common * sent.inverse)
+    reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4).minimum(root_norm) * (count > 0)
+    return torch.addcmul(clients, reach, root, value=rule.voice)
 
 
 def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
@@ -171,8 +186,13 @@ def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
     before = centre
     for _ in range(rule.steps):
         square = ((centre @ sent.basis.products) * centre).sum(-1, keepdim=True)
-        distance = (sent.norm.square() - 2 * sent.onto(centre) + square).clamp(min=1e-24).sqrt()  # (C, n)
+        distance = at_least(sent.squares - 2 * sent.onto(centre) + square, 1e-24).sqrt()  # (C, n)
         tau = medians_of(distance, sent.usable) if rule.tau is None else rule.tau / sent.basis.scale
-        pull = torch.where(sent.usable, (tau / distance).clamp(max=1), 0) / divisor(count)
+        pull = sent.usable * (tau / distance).clamp(max=1) / count.clamp(min=1)
         centre = centre * (1 - pull.sum(-1, keepdim=True)) + sent.sum(pull)
     return torch.where(count > 0, centre, before)
+
+
+def _or_one(total: Tensor) -> Tensor:
+    """What shares are divided by, where a total of 0 means that they are all 0."""
+    return total + (total == 0)

@@ -128,13 +128,13 @@ class Aim:
         return self.name in ("loss", "class", "backdoor")
 
     def damage(self, known: Knowledge, update: Tensor) -> Tensor:
-        """Of a global update (d,): (), in float64."""
+        """Of a global update (d,): (), in float64; unless it is a loss, of updates (C, d) too: (C,)."""
         if self.is_loss:
             rate = 1.0 if known.global_lr is None else known.global_lr
             return self.loss(known, known.model + rate * update)
         along = update.double() @ self.target.double()
         if self.name == "cosine":
-            length = torch.linalg.vector_norm(update, dtype=torch.float64)
+            length = torch.linalg.vector_norm(update, dim=-1, dtype=torch.float64)
             along = along / torch.where(length > 0, length, 1)
         return -along
 
@@ -149,7 +149,8 @@ class Aim:
 
     def mean_damage(self, scene: Scene, rows: Tensor, ahead: int) -> Tensor:
         """Of malicious rows (m, d), found by running the rule: ()."""
-        return torch.stack([self.damage(scene.known, update) for update in scene.outcomes(rows, ahead)]).mean()
+        damages = [self.damage(scene.known, update) for update in scene.outcomes(rows, ahead)]
+        return torch.stack(damages).mean() if len(damages) > 1 else damages[0]
 
 
 def aim_of(name: AimName, scene: Scene, result: Tensor, altered: Altered | None = None) -> Aim:

@@ -216,7 +216,7 @@ class Searched(Attack):
             candidates = candidates[chance.topk(most).indices]
         values = damage(candidates).nan_to_num(-torch.inf)
         top = candidates[values.topk(min(_FINALISTS, len(values))).indices]
-        pushes = torch.eye(len(basis.rows), dtype=torch.float64, device=top.device)[known.n + PUSHES : known.n + EXTRA]
+        pushes = basis.eye[known.n + PUSHES : known.n + EXTRA]
         starts, pushes, moves = (top, pushes, _MOVES) if damage.side_by_side else (top[:1], pushes[:0], _MOVES_BY_ROWS)
         jitter = torch.randn(starts.shape, generator=known.generator, device=starts.device, dtype=torch.float64)
         starts = torch.cat((starts, starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
