@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -98,7 +99,7 @@ def main() -> None:
             memory = attack.init(CLIENTS, known.own[0])
 
             def play(attack: Searched = attack, known: Knowledge = known, memory: object = memory) -> object:
-                return take_step(attack, known, memory)
+                return take_step(attack, replace(known), memory)  # a new one, which remembers nothing that was found in it
 
             milliseconds(play, options.device, min(WARM, options.repeats))
             show(f"{rule}, {steps} steps", milliseconds(play, options.device, options.repeats))
