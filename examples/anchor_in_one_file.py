@@ -34,7 +34,7 @@ class Anchor:
         centred = rows - mean
         covariance = centred @ centred.T  # of n rows with each other: its eigenvectors say where each row stands
         for _ in range(self.directions):
-            if np.trace(covariance) <= 1e-12 * len(rows):
+            if np.linalg.norm(covariance) <= 1e-10:
                 break  # what is left is rounding
             power = np.linalg.matrix_power(covariance / np.linalg.norm(covariance), 256)
             places = power[:, np.argmax(np.diag(power))]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
@@ -14,7 +15,8 @@ from fltrust.rules.rows import Rows, combined, divisor, measure, medians_of, mor
 from fltrust.rules.rule import Aggregate, Received
 
 _NORMALISE_EVERY = 5  # squarings; n^-32 is far from vanishing
-_ROUNDING = 1e-12  # of the rows' squares: if they differ by less, that is no direction
+_ROUNDING = 1e-10  # if the covariance of unit vectors is smaller, they have no direction in which they differ
+_TINY = 1e-300
 _DEVIATION = 1.4826  # median absolute deviations: a standard deviation, if values are normal
 
 
@@ -166,35 +168,42 @@ def along_top(matrix: Tensor, squarings: int) -> Tensor:
     return ((matrix @ power) * power).sum(-1).clamp(min=0) / divisor(total)[..., None]
 
 
-def winsorised(products: Tensor, usable: Tensor, directions: int) -> Tensor:
-    """Shares (.., n) of a mean of the usable rows (.., n) that far-out rows move less, from the rows' inner products (.., n, n).
+def winsorised(cosines: Tensor, usable: Tensor, directions: int) -> Tensor:
+    """Shares (.., n) of a mean of unit vectors, the usable rows (.., n), that far-out ones move less, from their cosines (.., n, n).
 
     Along each of the `directions` in which rows differ most, every row is brought to at most one deviation from the median there. Across
     all other directions the result is the mean. Shares sum to 1; a row that stands far out may have a negative one.
     """
-    shares = equal = _equal_shares(usable)
-    rest = _centred(products, equal) * (usable[..., :, None] & usable[..., None, :])
-    rounding = _ROUNDING * _trace(products)[..., None]
+    equal = _equal_shares(usable)
+    if not directions:
+        return equal
+    rest = _centred(cosines, equal) * (usable[..., :, None] & usable[..., None, :])
+    found = []
     for _ in range(directions):
-        places = torch.where(_trace(rest)[..., None] > rounding, _top_places(rest), 0)
-        rest = rest - (rest @ places[..., None]) * places[..., None, :]
-        middle = medians_of(places, usable)
-        reach = _DEVIATION * medians_of((places - middle).abs(), usable)
-        moved = (torch.maximum(torch.minimum(places, middle + reach), middle - reach) * equal).sum(-1, keepdim=True)
-        shares = shares + moved * places
-    return shares
+        top = _top_places(rest)
+        found.append(top)
+        rest = rest - (rest @ top[..., None]) * top[..., None, :]
+    places = torch.stack(found, -2)  # (.., directions, n)
+    there = usable[..., None, :].expand_as(places)
+    middle = medians_of(places, there)
+    reach = _DEVIATION * medians_of((places - middle).abs(), there)
+    levelled = torch.maximum(torch.minimum(places, middle + reach), middle - reach)
+    moved = levelled @ equal[..., None]  # (.., directions, 1): the mean along each direction, which was 0
+    return equal + (moved.mT @ places)[..., 0, :]
 
 
 def _top_places(matrix: Tensor) -> Tensor:
-    """Where the rows (.., n) stand along the direction of most variance, from a covariance (.., n, n); their squares sum to 1, or to 0."""
+    """Where unit vectors (.., n) stand along the direction of most variance, from their covariance (.., n, n).
+
+    The squares sum to 1; all are 0 if the vectors differ by rounding only. The direction is that of the covariance's 256th power.
+    """
     power = matrix
-    for _ in range(2):  # the 256th power
-        power = power / divisor(power.square().sum((-2, -1), keepdim=True).sqrt())
+    for _ in range(2):
+        power = normalize(power.flatten(-2), dim=-1, eps=_ROUNDING).view_as(matrix)
         for _ in range(4):
             power = power @ power
-    clearest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*power.shape[:-1], 1)
-    column = power.gather(-1, clearest)[..., 0]
-    return column / divisor(column.square().sum(-1, keepdim=True).sqrt())
+    clearest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*matrix.shape[:-1], 1)
+    return normalize(power.gather(-1, clearest)[..., 0], dim=-1, eps=_TINY)
 
 
 def _trace(matrix: Tensor) -> Tensor:
