@@ -1,5 +1,7 @@
 """The end of a search: what other attacks would send and the search's own finalists, compared on the rule itself."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from fltrust.attacks.searched.basis import PUSHES, Basis, along_of
 from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
+from fltrust.attacks.searched.view import Change
 
 _RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
 _PARTS = 1.0, 0.5, 0.25, 0.1  # how far finalists go from honest updates, for a rule that refuses what harms too much
@@ -15,25 +18,44 @@ _WIDTH = 2048  # columns that are multiplied together: a GPU needs many small pr
 _AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
 
 
-def most_damaging(
-    scene: Scene, view: Scene, aim: Aim, basis: Basis, sent: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], ahead: int
-) -> Tensor:
+def most_damaging(scene: Scene, view: Scene, seen_of: Change, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
     """The rows (m, d) with the largest damage, of what rivals (R, m, d) and the search's own finalists (F, m, d) send.
 
     All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule has a closed form in
-    the view after its memory, where these rows are `seen`, then only the best three rivals and two finalists that it names. It can err
-    where a row lies exactly on a threshold of the rule, and rounding decides.
+    the view after its memory, which `seen_of` leads to, then only the best three rivals and two finalists that it names; under a fallback
+    one after the other, the best first, until none that is left can do more. It can err where a row lies exactly on a threshold of the
+    rule, and rounding decides.
     """
-    rivals, own = sent
-    if scene.rule.holds_out:  # the closed form knows nothing of what it refuses
+    if scene.rule.holds_out:
         own = torch.cat([torch.lerp(scene.updates[: scene.m], own, part) for part in _PARTS])
-    elif has_closed_form(view.rule) and not aim.is_loss:
-        values = _closed(view, aim, basis, torch.cat(seen), ahead)
-        rivals = rivals.index_select(0, values[: len(rivals)].topk(min(_RIVALS, len(rivals))).indices)
-        own = own.index_select(0, values[-len(own) :].topk(min(_OWN, len(own))).indices)
     rows = torch.cat((rivals, own))
+    if not has_closed_form(view.rule) or aim.is_loss:
+        return _largest(scene, aim, rows, ahead)
+    values = _closed(view, aim, basis, seen_of(rows), ahead)
+    if scene.rule.holds_out:
+        return _largest_let_through(scene, aim, rows, values, ahead)
+    best = (
+        values[: len(rivals)].topk(min(_RIVALS, len(rivals))).indices,
+        len(rivals) + values[len(rivals) :].topk(min(_OWN, len(own))).indices,
+    )
+    return _largest(scene, aim, rows.index_select(0, torch.cat(best)), ahead)
+
+
+def _largest(scene: Scene, aim: Aim, rows: Tensor, ahead: int) -> Tensor:
     damage = torch.stack([aim.mean_damage(scene, one, ahead) for one in rows]).nan_to_num(-torch.inf, torch.inf)
     return rows.index_select(0, damage.argmax()[None])[0]
+
+
+def _largest_let_through(scene: Scene, aim: Aim, rows: Tensor, values: Tensor, ahead: int) -> Tensor:
+    """Of rows (F, m, d) whose damage is `values` (F,) if the fallback lets them through. If it does not, the damage is the same for all."""
+    done, best = -math.inf, rows[0]
+    for place in values.argsort(descending=True).tolist():
+        if done >= values[place]:
+            break
+        damage = float(aim.mean_damage(scene, rows[place], ahead).nan_to_num(-torch.inf, torch.inf))
+        if damage > done:
+            done, best = damage, rows[place]
+    return best
 
 
 def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> Tensor:
