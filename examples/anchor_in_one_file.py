@@ -16,7 +16,7 @@ Matrix = NDArray[np.float64]  # a row per client
 class Anchor:
     """A rule with memory: one running mean per client, by the client's id."""
 
-    def __init__(self, momentum: float = 0.9, voice: float = 1.0, limit: float = 30.0, directions: int = 2) -> None:
+    def __init__(self, momentum: float = 0.9, voice: float = 1.0, limit: float = 30.0, directions: int = 0) -> None:
         self.momentum, self.voice, self.limit, self.directions = momentum, voice, limit, directions
         self.sums: dict[int, Vector] = {}
         self.rounds: dict[int, int] = {}

@@ -43,7 +43,7 @@ def rounds(n: int, d: int, dtype: torch.dtype) -> list[Received]:
 
 
 @pytest.mark.parametrize(
-    "parameters", [(0.9, 1.0, 30.0, 2), (0.9, 1.0, 30.0, 0), (0.0, 1.0, 1e6, 1), (0.5, 3.0, 1.0, 2), (0.99, 0.0, 1e6, 3)], ids=str
+    "parameters", [(0.9, 1.0, 30.0, 0), (0.9, 1.0, 1e6, 1), (0.0, 1.0, 1e6, 2), (0.5, 3.0, 1.0, 2), (0.99, 0.0, 1e6, 3)], ids=str
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)], ids=str)
 @pytest.mark.parametrize("n", [1, 2, 5, 9])

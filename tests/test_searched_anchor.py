@@ -18,7 +18,15 @@ from fltrust.rules import take_step as aggregate
 from fltrust.testing import CLIENTS, draw
 
 N, M, D = 13, 4, 60
-RULES = [Anchor(), Anchor(0.5, 3.0), Anchor(momentum=0.0), Anchor(voice=0.0), Anchor(limit=0.5), Anchor(directions=0), Anchor(directions=3)]
+RULES = [
+    Anchor(),
+    Anchor(0.5, 3.0),
+    Anchor(momentum=0.0),
+    Anchor(voice=0.0),
+    Anchor(limit=0.5),
+    Anchor(directions=1),
+    Anchor(limit=1e6, directions=3),
+]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
 
 

@@ -23,11 +23,13 @@ SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: no
 DECIDES = 20  # the share by which rules are sorted
 DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 
-# What the parts of this package's own rule are good for: rows of the first data set's table.
+# What the parts of this package's own rule are good for: rows of the first data set's table. Its first form had a limit and no levelling.
 ABLATIONS = (
-    Row("Anchor without memory", value=Anchor(momentum=0.0)),
-    Row("Anchor without voice", value=Anchor(voice=0.0)),
-    Row("Anchor without levelling", value=Anchor(directions=0)),
+    Row("Anchor with limit 30, two directions", value=Anchor(limit=30.0, directions=2)),
+    Row("Anchor's first form", value=Anchor(limit=30.0, directions=0)),
+    Row("The first form without memory", value=Anchor(momentum=0.0, limit=30.0, directions=0)),
+    Row("The first form without voice", value=Anchor(voice=0.0, limit=30.0, directions=0)),
+    Row("The first form with limit 1", value=Anchor(limit=1.0, directions=0)),
 )
 
 # In which order cells are run, so that a part of them is worth having.
