@@ -5,7 +5,7 @@ A cell's own runs are the attack `searched` with each of the aims. What else is 
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,20 +17,26 @@ from fltrust.league.table import ROWS, Row
 from fltrust.paper.exhibit import POINTS, declared
 from fltrust.registry import DATASETS, known
 from fltrust.rules.anchor import Anchor
+from fltrust.rules.fallback import Fallback
 from fltrust.rules.rule import try_rule
 
 SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: nobody attacks
 DECIDES = 20  # the share by which rules are sorted
 DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 
-# What the parts of this package's own rule are good for: rows of the first data set's table. Its first form had a limit and no levelling.
-ABLATIONS = (
-    Row("Anchor with limit 30, two directions", value=Anchor(limit=30.0, directions=2)),
-    Row("Anchor's first form", value=Anchor(limit=30.0, directions=0)),
-    Row("The first form without memory", value=Anchor(momentum=0.0, limit=30.0, directions=0)),
-    Row("The first form without voice", value=Anchor(voice=0.0, limit=30.0, directions=0)),
-    Row("The first form with limit 1", value=Anchor(limit=1.0, directions=0)),
-)
+_LEVELLED = Anchor(limit=1e6, directions=1)
+# Other forms of this package's own rule, which show what its parts are good for: further rows of a data set's table.
+ABLATIONS: Mapping[str, tuple[Row, ...]] = {
+    "mnist-0.5": (
+        Row("Levelled Anchor", value=_LEVELLED),
+        Row("Anchor levelled twice, limit 30", value=Anchor(limit=30.0, directions=2)),
+        Row("Anchor levelled twice, limit 30, in Fallback", value=Fallback(Anchor(limit=30.0, directions=2))),
+        Row("Anchor without memory", value=Anchor(momentum=0.0)),
+        Row("Anchor without voice", value=Anchor(voice=0.0)),
+        Row("Anchor with limit 1", value=Anchor(limit=1.0)),
+    ),
+    "har": (Row("Levelled Anchor", value=_LEVELLED), Row("Levelled Anchor in Fallback", value=Fallback(_LEVELLED))),
+}
 
 # In which order cells are run, so that a part of them is worth having.
 _FIRST_DATA = DATA[:2]
@@ -104,9 +110,9 @@ def asked(
     for share in shares:
         if share not in SHARES:
             raise InputError(f"--share must be one of {', '.join(map(str, SHARES))} per cent, not {share}")
-    parts = {row.name.lower(): row for row in ABLATIONS}
+    parts = {row.name.lower(): row for rows in ABLATIONS.values() for row in rows}
     rows = tuple(parts.get(rule) or rows_of([rule])[0] for rule in dict.fromkeys(name.lower() for name in rules))
-    every = {name: (*ROWS, *ABLATIONS) if name == DATA[0] else ROWS for name in names}
+    every = {name: (*ROWS, *ABLATIONS.get(name, ())) for name in names}
     return [
         Question(name, rows or every[name], tuple(share for share in SHARES if not shares or share in shares), rounds) for name in names
     ]
@@ -118,7 +124,7 @@ def plan(questions: Sequence[Question], *, seeds: int, precision: Precision = "f
     So what was run so far compares rules. Runs that differ in their rule alone stand together, since they share their data.
     """
     data = [question.dataset for question in questions]
-    listed = list(dict.fromkeys(row.name for question in questions for row in question.rows))  # the first table alone has the ablations
+    listed = list(dict.fromkeys(row.name for question in questions for row in question.rows))  # some tables have ablations
 
     def place(cell: Cell, aim: int) -> tuple[Any, ...]:
         name = cell.row.name
