@@ -14,7 +14,7 @@ from fltrust import Anchor, Experiment, FedAvg, InputError, Received, build_task
 from fltrust.rules import take_step
 from fltrust.rules.spectral import winsorised
 from fltrust.state import Memory
-from fltrust.testing import draw
+from fltrust.testing import check_rule, draw
 
 NAN = float("nan")
 
@@ -101,6 +101,12 @@ def test_clients_that_push_together_count_no_more_than_honest_ones_differ(m: int
     assert plain == pytest.approx(float(places.mean()))
     assert float(places[m:].min()) < levelled  # where honest clients are
     assert plain < levelled
+
+
+@pytest.mark.parametrize("directions", [1, 3])
+def test_the_laws_hold_for_levelled_clients_too(directions: int) -> None:
+    check_rule(Anchor(directions=directions))
+    check_rule(Anchor(momentum=0.0, directions=directions))
 
 
 def test_levelled_shares_sum_to_1_and_leave_a_mean_where_rows_agree() -> None:

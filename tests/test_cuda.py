@@ -11,7 +11,7 @@ from fltrust.attacks import ATTACKS
 from fltrust.codec import built
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.rules import FLAME, RULES, Aggregate, FLDetector, FoolsGold, Median, Received, Rule, SignGuard, pairs, rows, take_step
+from fltrust.rules import FLAME, RULES, Aggregate, Anchor, FLDetector, FoolsGold, Median, Received, Rule, SignGuard, pairs, rows, take_step
 from fltrust.rules.krum import krum_picks
 from fltrust.simulation import _Plain, simulate
 from fltrust.tasks.task import Task
@@ -35,7 +35,7 @@ def every_rule() -> list[Rule]:
     """Those that draw nothing: a GPU draws other numbers."""
     rules = [rule_of(name, 2) for name in RULES]
     within = [rule_of(f"{name}+krum", 2) for name in ("nnm", "arc", "by-size")]
-    return [rule for rule in rules if not rule.needs_generator] + [FLAME(noise=0), FoolsGold(last=1000), *within]
+    return [rule for rule in rules if not rule.needs_generator] + [FLAME(noise=0), FoolsGold(last=1000), Anchor(directions=2), *within]
 
 
 def two_rounds(rule: Rule, updates: torch.Tensor, root: torch.Tensor, sizes: torch.Tensor) -> Aggregate:
