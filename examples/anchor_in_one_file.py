@@ -34,16 +34,20 @@ class Anchor:
         centred = rows - mean
         covariance = centred @ centred.T  # of n rows with each other: its eigenvectors say where each row stands
         for _ in range(self.directions):
-            if np.linalg.norm(covariance) <= 1e-10:
+            if covariance.diagonal().max() <= 1e-10:
                 break  # what is left is rounding
-            power = np.linalg.matrix_power(covariance / np.linalg.norm(covariance), 256)
+            power = covariance
+            for _ in range(8):  # its 256th power: what is left is the direction of most variance
+                power = power / power.diagonal().max()
+                power = power @ power
             places = power[:, np.argmax(np.diag(power))]
             places = places / np.linalg.norm(places)
             middle = np.median(places)
             deviation = 1.4826 * np.median(np.abs(places - middle))
             moved = np.clip(places, middle - deviation, middle + deviation).mean()
             mean = mean + moved * centred.T @ places
-            covariance = covariance - np.outer(covariance @ places, places)
+            others = np.eye(len(rows)) - np.outer(places, places)  # leaves what stands at right angles to it
+            covariance = others @ covariance @ others
         return np.asarray(mean)
 
     def aggregate(self, updates: dict[int, Vector], root_update: Vector) -> Vector:

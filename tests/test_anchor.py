@@ -109,6 +109,42 @@ def test_the_laws_hold_for_levelled_clients_too(directions: int) -> None:
     check_rule(Anchor(momentum=0.0, directions=directions))
 
 
+@pytest.mark.parametrize(("n", "directions"), [(20, 1), (350, 1), (700, 2)])
+def test_clients_that_agree_on_nothing_are_levelled_too(n: int, directions: int) -> None:
+    """No direction stands out, so powers of the covariance get small; the result must not get large."""
+    rows = torch.cat((torch.eye(n, dtype=torch.float64), torch.ones(n, 1, dtype=torch.float64)), 1)
+    cosines = rows @ rows.T / 2
+    shares = winsorised(cosines, torch.ones(n, dtype=torch.bool), directions)
+    assert float(shares.sum()) == pytest.approx(1)
+    assert float(shares @ cosines @ shares) <= 1 + directions
+    rows = torch.randn(n, 2000, generator=torch.Generator().manual_seed(0))
+    update = played(Anchor(0.0, voice=0.0, directions=directions), rows, torch.ones(2000))
+    assert update.norm() <= (1 + directions) ** 0.5 * rows.norm(dim=1).median()
+
+
+def test_the_direction_is_the_first_eigenvector_where_one_stands_clear() -> None:
+    rows = draw(15, 40, torch.float64)[0]
+    rows[:5] += 8 * torch.ones(40)
+    rows /= rows.norm(dim=1, keepdim=True)
+    centred = rows - rows.mean(0)
+    direction = torch.linalg.svd(centred).Vh[0]
+    places = (centred @ direction).numpy()
+    middle = np.median(places)
+    reach = 1.4826 * np.median(np.abs(places - middle))
+    moved = float(np.clip(places, middle - reach, middle + reach).mean())
+    expected = rows.mean(0) + moved * direction
+    torch.testing.assert_close(winsorised(rows @ rows.T, torch.ones(15, dtype=torch.bool), 1) @ rows, expected)
+
+
+def test_rows_of_any_length_are_levelled() -> None:
+    updates, root_update, _ = draw(16, 400, torch.float64)
+    updates[:4] = -updates[4:].mean(0)
+    rule = Anchor(0.0, voice=0.0, directions=1)
+    expected = played(rule, updates, root_update)
+    updates[:4] *= 1e-200
+    torch.testing.assert_close(played(rule, updates, root_update), expected, rtol=1e-3, atol=1e-9)
+
+
 def test_levelled_shares_sum_to_1_and_leave_a_mean_where_rows_agree() -> None:
     rows = draw(9, 30, torch.float64)[0]
     rows /= rows.norm(dim=1, keepdim=True)
@@ -177,15 +213,17 @@ def test_a_long_lie_is_soon_forgotten() -> None:
     assert signs.index(1.0) == 7
 
 
+@pytest.mark.parametrize("directions", [0, 1])
 @pytest.mark.parametrize("malicious", [4, 5, 10])
-def test_half_of_a_round_has_the_median_length_but_never_more_than_the_limit(malicious: int) -> None:
+def test_half_of_a_round_has_the_median_length_but_never_more_than_the_limit(malicious: int, directions: int) -> None:
     updates, root_update, _ = draw(10, 30, torch.float64)
     longest = updates.norm(dim=1).max()
     updates[:malicious] *= -1e9
     updates[:malicious] = updates[0]  # one direction: as far as they can move the model
-    update = played(Anchor(momentum=0.0, voice=0.0, limit=30.0), updates, root_update)
+    update = played(Anchor(momentum=0.0, voice=0.0, directions=directions), updates, root_update)
     assert bool(update.norm() > longest) == (malicious >= 5)
-    assert update.norm() <= 2**0.5 * 30 * root_update.norm() * (1 + 1e-12)  # once for the mean, once along the direction that is levelled
+    most = (1 + directions) ** 0.5 * 30  # once for the mean, once along the direction that is levelled
+    assert update.norm() <= most * root_update.norm() * (1 + 1e-12)
 
 
 def test_a_client_that_was_away_goes_on_where_it_was() -> None:
@@ -223,6 +261,8 @@ def test_a_client_that_sends_the_largest_numbers_breaks_nothing(dtype: torch.dty
         ({"voice": -1.0}, "voice"),
         ({"limit": 0.0}, "limit"),
         ({"directions": -1}, "directions"),
+        ({"directions": 101}, "directions"),
+        ({"directions": 1.5}, "whole number"),
     ],
 )
 def test_wrong_parameters(parameters: dict[str, Any], said: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fltrust.attacks import Knowledge, Searched
 from fltrust.attacks.attack import Server, take_step
+from fltrust.attacks.searched.finals import _largest_let_through
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import aim_of, scene_of
 from fltrust.errors import InputError
@@ -274,6 +275,43 @@ def test_the_search_is_never_weaker_than_another_attack(within: Rule) -> None:
         assert float(aim.mean_damage(scene, sent, 0)) >= worst - 1e-12
         (update, _), memory = rule.step(received(weights, torch.cat((sent, updates[m:]))), memory)
         weights = weights + update
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.5])
+def test_the_search_tries_the_best_first_and_misses_nothing(slack: float) -> None:
+    """Honest clients learn in four coordinates, the held-out loss looks at the fifth: to be refused does more than to be let through."""
+    generator, m, weights = torch.Generator().manual_seed(0), 2, torch.zeros(D, dtype=torch.float64)
+    updates = torch.rand(N, D, generator=generator, dtype=torch.float64)
+    updates[:, 4] = 0
+    rule = Fallback(FedAvg(by_size=False), slack)
+
+    def fifth(models: Tensor) -> Tensor:
+        return models[:, 4].square()
+
+    known = Knowledge(
+        updates[:m],
+        updates[m:],
+        torch.ones(D, dtype=torch.float64),
+        n=N,
+        tolerate=m,
+        num_clients=N,
+        generator=generator,
+        client_ids=torch.arange(N),
+        weights=weights,
+        server=Server(rule, rule.init(N, weights), None, fifth, torch.zeros_like),
+    )
+    scene = scene_of(known, "full", False, 1)
+    aim = aim_of("mean", scene, scene.undisturbed())
+    refused = torch.zeros(3, m, D, dtype=torch.float64)
+    refused[:, :, 4] = 10
+    rows = torch.cat((-updates[m:].mean(0) * torch.rand(4, m, 1, generator=generator, dtype=torch.float64), refused + updates[:m]))
+    let_through = replace(scene, rule=rule.rule, memory=())
+    values = torch.stack([aim.mean_damage(let_through, each, 0) for each in rows])
+    done = torch.stack([aim.mean_damage(scene, each, 0) for each in rows])
+    assert (done[4:] > values[4:]).all()
+    assert done[4:].min() > done[:4].max()
+    chosen = _largest_let_through(scene, rule, aim, rows, values)
+    assert aim.mean_damage(scene, chosen, 0) == done.max()
 
 
 # ---------------------------------------------------------------- a federation

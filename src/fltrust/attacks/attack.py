@@ -112,7 +112,10 @@ class Knowledge:
     _found: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def once(self, find: "Callable[[Knowledge], Found]") -> "Found":
-        """What a function finds in this knowledge, found once however many attacks ask: a search asks all of them."""
+        """What a function finds in this knowledge, found once however many attacks ask: a search asks all of them.
+
+        `find` is a function of a module, and the tensors must not change after the first call.
+        """
         if find not in self._found:
             self._found[find] = find(self)
         found: Found = self._found[find]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.pairs import inner_products
+from fltrust.rules.pairs import cosines_between
 from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 from fltrust.rules.spectral import winsorised
@@ -35,18 +35,20 @@ class Anchor(Rule):
     that one lie is soon forgotten.
 
     With `directions` = k, the u_i are levelled before the mean: along each of the k directions in which they differ most, every u_i is
-    brought to at most one deviation (1.4826 median absolute deviations) from the median there. Clients that push together make theirs the
-    direction in which all differ most, and there they then count no more than honest clients differ.
+    brought to at most one deviation (1.4826 median absolute deviations) from the median there. If clients push together and theirs is the
+    direction in which all differ most, they count there no more than honest clients differ. But where honest clients form two groups of
+    about the same size, a few clients can decide which of them the median belongs to.
 
-    Each part answers an attack. A client that lies in every round has one n-th of the voice, however long its update. The running mean
-    takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the root set says, the
-    longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to the clients. Nobody
-    is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on this very rule.
+    Each part answers an attack. Without levelling, a client that lies in every round has one n-th of the voice, however long its update.
+    The running mean takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the
+    root set says, the longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to
+    the clients. Nobody is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on
+    this very rule.
     More than half of the clients must be honest, or the median length is not theirs. `limit` bounds what a round without such a majority
     can do; if you must fear one in every round, set it to 1.
 
     The server keeps a row of d numbers per client. `momentum = 0` needs none; then let clients send running means (`client_momentum`).
-    The clients' shares are equal and sum to 1 / (1 + voice); the rest is the server's.
+    The clients' shares, before levelling, are equal and sum to 1 / (1 + voice); the rest is the server's.
 
     Parameters
     ----------
@@ -56,7 +58,7 @@ class Anchor(Rule):
     voice : float, default 1.0
         How much the server's step counts. More protects against more malicious clients, and learns more of the root set by heart.
     limit : float, default 30.0
-        How long the clients' mean may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the
+        How long l may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the
         clients.
     directions : int, default 0
         Along how many directions the clients are levelled, the one of most variance first. On the data tried, 1 or 2 took away most of the
@@ -89,8 +91,8 @@ class Anchor(Rule):
             raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
         if not 0 < self.limit <= 1e6:
             raise InputError(f"Anchor needs a limit above 0 and of at most 1000000, not {self.limit}")
-        if not 0 <= self.directions <= 100:
-            raise InputError(f"Anchor needs 0 to 100 directions, not {self.directions}")
+        if not isinstance(self.directions, int) or not 0 <= self.directions <= 100:
+            raise InputError(f"Anchor needs 0 to 100 directions, a whole number, not {self.directions}")
         object.__setattr__(self, "needs_ids", self.has_memory)
 
     @property
@@ -131,18 +133,13 @@ class Anchor(Rule):
         rows, (direction, root_norm) = measure(updates), direction_and_norm(root_update)
         present = root_norm > 0  # no root update, no change
         equal = torch.where(present, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,)
-        level = torch.where(present, winsorised(_cosines(updates, rows), rows.usable, self.directions), 0) if self.directions else equal
+        level = (
+            torch.where(present, winsorised(cosines_between(updates, rows), rows.usable, self.directions), 0) if self.directions else equal
+        )
         length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
         clients = weighted_sum(updates, rows, level * length)
         server = self.voice * root_norm.minimum(_reach(rows)) * direction
         return Aggregate(finite(clients + server, updates), (equal / (1 + self.voice)).to(updates.dtype))
-
-
-def _cosines(updates: Tensor, rows: Rows) -> Tensor:
-    """The rows' cosines (n, n) with each other; 0 for rows that are not usable."""
-    products = inner_products(updates, rows)
-    length = products.diagonal().sqrt()
-    return products / divisor(length[:, None] * length)
 
 
 def _reach(rows: Rows) -> Tensor:

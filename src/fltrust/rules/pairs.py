@@ -29,14 +29,27 @@ def inner_products(updates: Tensor, rows: Rows) -> Tensor:
     if kernels_for(updates):
         products, size = gram(updates) / unit / unit, torch.ones_like(rows.scale)
     else:
-        products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
-        for columns in column_blocks(updates):
-            block = scaled(updates[:, columns], rows.scale)
-            products.addmm_(block, block.T)
-        products = products.tril() + products.tril(-1).T
-        size = rows.scale / unit  # so that no square overflows
-    pair = rows.usable[:, None] & rows.usable
-    return torch.where(pair, products * size[:, None] * size, 0)
+        products, size = _scaled_products(updates, rows), rows.scale / unit  # so that no square overflows
+    return _of_usable(products * size[:, None] * size, rows)
+
+
+def cosines_between(updates: Tensor, rows: Rows) -> Tensor:
+    """The rows' cosines (n, n) with each other, in float64; 0 for rows that are not usable. However short a row is, it has its cosines."""
+    products, length = (gram(updates), rows.norm) if kernels_for(updates) else (_scaled_products(updates, rows), rows.length)
+    return _of_usable(products / length[:, None] / length, rows)
+
+
+def _scaled_products(updates: Tensor, rows: Rows) -> Tensor:
+    """The inner products (n, n) of rows divided by their scales."""
+    products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
+    for columns in column_blocks(updates):
+        block = scaled(updates[:, columns], rows.scale)
+        products.addmm_(block, block.T)
+    return products.tril() + products.tril(-1).T
+
+
+def _of_usable(products: Tensor, rows: Rows) -> Tensor:
+    return torch.where(rows.usable[:, None] & rows.usable, products, 0)
 
 
 def unit_of(rows: Rows) -> Tensor:

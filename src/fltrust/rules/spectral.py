@@ -15,8 +15,7 @@ from fltrust.rules.rows import Rows, combined, divisor, measure, medians_of, mor
 from fltrust.rules.rule import Aggregate, Received
 
 _NORMALISE_EVERY = 5  # squarings; n^-32 is far from vanishing
-_ROUNDING = 1e-10  # if the covariance of unit vectors is smaller, they have no direction in which they differ
-_TINY = 1e-300
+_ROUNDING = 1e-10  # if no unit vector is farther from the mean (squared), they have no direction in which they differ
 _DEVIATION = 1.4826  # median absolute deviations: a standard deviation, if values are normal
 
 
@@ -172,7 +171,8 @@ def winsorised(cosines: Tensor, usable: Tensor, directions: int) -> Tensor:
     """Shares (.., n) of a mean of unit vectors, the usable rows (.., n), that far-out ones move less, from their cosines (.., n, n).
 
     Along each of the `directions` in which rows differ most, every row is brought to at most one deviation from the median there. Across
-    all other directions the result is the mean. Shares sum to 1; a row that stands far out may have a negative one.
+    all other directions the result is the mean. Shares sum to 1; an outlier may have a negative one. It takes 8 products of (n, n) matrices
+    for each direction: seconds for 2,000 rows.
     """
     equal = _equal_shares(usable)
     if not directions:
@@ -182,7 +182,9 @@ def winsorised(cosines: Tensor, usable: Tensor, directions: int) -> Tensor:
     for _ in range(directions):
         top = _top_places(rest)
         found.append(top)
-        rest = rest - (rest @ top[..., None]) * top[..., None, :]
+        part = (rest @ top[..., None])[..., 0]
+        part = part - (part * top).sum(-1, keepdim=True) / 2 * top
+        rest = rest - part[..., :, None] * top[..., None, :] - top[..., :, None] * part[..., None, :]  # nothing is left along it
     places = torch.stack(found, -2)  # (.., directions, n)
     there = usable[..., None, :].expand_as(places)
     middle = medians_of(places, there)
@@ -197,13 +199,19 @@ def _top_places(matrix: Tensor) -> Tensor:
 
     The squares sum to 1; all are 0 if the vectors differ by rounding only. The direction is that of the covariance's 256th power.
     """
-    power = matrix
+    power, largest = matrix, _largest_variance(matrix)
+    differ = (largest > _ROUNDING)[..., 0]
     for _ in range(2):
-        power = normalize(power.flatten(-2), dim=-1, eps=_ROUNDING).view_as(matrix)
+        power = power / divisor(_largest_variance(power))  # no value is above 1 then, and after 4 squarings none above n^15
         for _ in range(4):
             power = power @ power
     clearest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None].expand(*matrix.shape[:-1], 1)
-    return normalize(power.gather(-1, clearest)[..., 0], dim=-1, eps=_TINY)
+    return normalize(power.gather(-1, clearest)[..., 0], dim=-1) * differ
+
+
+def _largest_variance(matrix: Tensor) -> Tensor:
+    """The largest value (.., 1, 1) of a covariance, which stands on its diagonal."""
+    return matrix.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class Closed:
 
 
 class ByCoordinate:
-    """By running the rule on many candidates at once, beside each other as further coordinates. Looking ahead shows nothing new."""
+    """By running the rule once on many candidates, as additional columns. Looking ahead shows nothing new."""
 
     side_by_side = False
 
@@ -96,18 +96,18 @@ class ByCoordinate:
             return joined(lambda part: self._of(part, scene, rows), candidates.to(rows.dtype), at_once)
 
     def _of(self, candidates: Tensor, scene: Scene, rows: Tensor) -> Tensor:
-        """One run for all candidates of which the rule leaves out the same rows."""
+        """One run for all candidates of which the rule leaves out the same rows. To find them waits for the device."""
         crafted = torch.einsum("cmk,kd->mcd", candidates, rows)
-        counts = usable(crafted.detach().flatten(0, 1)).view(crafted.shape[:2])  # (m, C)
-        kinds, kind = counts.unique(dim=1, return_inverse=True)
+        heard = usable(crafted.detach().flatten(0, 1)).view(crafted.shape[:2])  # (m, C)
+        kinds, kind = heard.unique(dim=1, return_inverse=True)
         alike = [(kind == i).nonzero()[:, 0] for i in range(kinds.shape[1])]
         damage = torch.cat([self._of_alike(crafted[:, which], scene) for which in alike])
         return damage[torch.cat(alike).argsort()]
 
     def _of_alike(self, crafted: Tensor, scene: Scene) -> Tensor:
         count = crafted.shape[1]
-        beside = torch.cat((crafted.flatten(1), scene.updates[scene.m :].repeat(1, count)))  # (n, C d)
-        update = scene.rule.step(Received(beside, sizes=scene.sizes), ())[0].update
+        wide = torch.cat((crafted.flatten(1), scene.updates[scene.m :].repeat(1, count)))  # (n, C d)
+        update = scene.rule.step(Received(wide, sizes=scene.sizes), ())[0].update
         return self.aim.damage(scene.known, update.view(count, -1))
 
 

@@ -1,6 +1,7 @@
 """The end of a search: what other attacks would send and the search's own finalists, compared on the rule itself."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.attacks.searched.view import Change
+from fltrust.rules.fallback import Fallback
+from fltrust.rules.rule import Aggregate, Received, Rule
 
 _RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
 _PARTS = 1.0, 0.5, 0.25, 0.1  # how far finalists go from honest updates, for a rule that refuses what harms too much
@@ -22,18 +25,18 @@ def most_damaging(scene: Scene, view: Scene, seen_of: Change, aim: Aim, basis: B
     """The rows (m, d) with the largest damage, of what rivals (R, m, d) and the search's own finalists (F, m, d) send.
 
     All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule has a closed form in
-    the view after its memory, which `seen_of` leads to, then only the best three rivals and two finalists that it names; under a fallback
-    one after the other, the best first, until none that is left can do more. It can err where a row lies exactly on a threshold of the
-    rule, and rounding decides.
+    the view after its memory, which `seen_of` leads to, then only the best three rivals and two finalists that it names. It can err where
+    a row lies exactly on a threshold of the rule, and rounding decides. Under a fallback it only gives the order: they are run one after
+    the other, until none that is left can do more, let through or refused.
     """
     if scene.rule.holds_out:
         own = torch.cat([torch.lerp(scene.updates[: scene.m], own, part) for part in _PARTS])
     rows = torch.cat((rivals, own))
-    if not has_closed_form(view.rule) or aim.is_loss:
+    if not has_closed_form(view.rule) or aim.is_loss or (scene.rule.holds_out and ahead):
         return _largest(scene, aim, rows, ahead)
     values = _closed(view, aim, basis, seen_of(rows), ahead)
-    if scene.rule.holds_out:
-        return _largest_let_through(scene, aim, rows, values, ahead)
+    if isinstance(scene.rule, Fallback):
+        return _largest_let_through(scene, scene.rule, aim, rows, values)
     best = (
         values[: len(rivals)].topk(min(_RIVALS, len(rivals))).indices,
         len(rivals) + values[len(rivals) :].topk(min(_OWN, len(own))).indices,
@@ -46,16 +49,25 @@ def _largest(scene: Scene, aim: Aim, rows: Tensor, ahead: int) -> Tensor:
     return rows.index_select(0, damage.argmax()[None])[0]
 
 
-def _largest_let_through(scene: Scene, aim: Aim, rows: Tensor, values: Tensor, ahead: int) -> Tensor:
-    """Of rows (F, m, d) whose damage is `values` (F,) if the fallback lets them through. If it does not, the damage is the same for all."""
+def _largest_let_through(scene: Scene, rule: Fallback, aim: Aim, rows: Tensor, values: Tensor) -> Tensor:
+    """Of rows (F, m, d) whose damage is `values` (F,) if the fallback lets them through. If not, what it does is the same for all."""
+    refusing = replace(scene, rule=replace(rule, rule=_Absurd()), memory=scene.memory._replace(rule=()))
+    if_refused = float(aim.mean_damage(refusing, rows[0], 0))
     done, best = -math.inf, rows[0]
     for place in values.argsort(descending=True).tolist():
-        if done >= values[place]:
+        if done >= max(float(values[place]), if_refused):
             break
-        damage = float(aim.mean_damage(scene, rows[place], ahead).nan_to_num(-torch.inf, torch.inf))
+        damage = float(aim.mean_damage(scene, rows[place], 0).nan_to_num(-torch.inf, torch.inf))
         if damage > done:
             done, best = damage, rows[place]
     return best
+
+
+class _Absurd(Rule):
+    """What no fallback lets through."""
+
+    def aggregate(self, received: Received) -> Aggregate:
+        return Aggregate(torch.full_like(received.updates[0], torch.inf), None)
 
 
 def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> Tensor:
