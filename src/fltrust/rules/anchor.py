@@ -58,11 +58,10 @@ class Anchor(Rule):
     voice : float, default 1.0
         How much the server's step counts. More protects against more malicious clients, and learns more of the root set by heart.
     limit : float, default 30.0
-        How long l may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the
-        clients.
+        How long l may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the clients.
     directions : int, default 0
-        Along how many directions the clients are levelled, the one of most variance first. On the data tried, 1 or 2 took away most of the
-        harm of fixed attacks; a whole search on a levelled Anchor has been run on HAR only.
+        Along how many directions the clients are levelled, the one of most variance first; 0 takes the plain mean. docs/worst-case.md says
+        how far this has been tried.
 
     Examples
     --------
@@ -133,9 +132,9 @@ class Anchor(Rule):
         rows, (direction, root_norm) = measure(updates), direction_and_norm(root_update)
         present = root_norm > 0  # no root update, no change
         equal = torch.where(present, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,)
-        level = (
-            torch.where(present, winsorised(cosines_between(updates, rows), rows.usable, self.directions), 0) if self.directions else equal
-        )
+        level = equal
+        if self.directions:
+            level = torch.where(present, winsorised(cosines_between(updates, rows), rows.usable, self.directions), 0)
         length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
         clients = weighted_sum(updates, rows, level * length)
         server = self.voice * root_norm.minimum(_reach(rows)) * direction

@@ -175,7 +175,9 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     root, root_norm, ordered = sent.basis.eye[sent.basis.root], sent.basis.root_norm, in_order(sent.length)
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
     common = in_the_middle(ordered, count).minimum(rule.limit * root_norm)  # (C, 1)
-    shares = winsorised(sent.products * sent.inverse[..., :, None] * sent.inverse[..., None, :], sent.usable, rule.directions)
+    shares = sent.usable / count.clamp(min=1)
+    if rule.directions:
+        shares = winsorised(sent.products * sent.inverse[..., :, None] * sent.inverse[..., None, :], sent.usable, rule.directions)
     clients = sent.sum(shares * common * sent.inverse)
     reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4).minimum(root_norm) * (count > 0)
     return torch.addcmul(clients, reach, root, value=rule.voice)
