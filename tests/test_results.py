@@ -206,6 +206,24 @@ def test_a_federation_without_a_seed(tmp_path: Path) -> None:
     assert results.distil(tmp_path).run.seed is None
 
 
+def test_time_is_judged_by_the_runs_that_are_most_alike() -> None:
+    def run(rule: str, attack: str, rounds: int = 10) -> Experiment:
+        return Experiment.on("mnist-5k", rule, attack, rounds=rounds)
+
+    took = {("fltrust", "none"): 2.0, ("fltrust", "searched"): 300.0, ("krum", "searched"): 100.0, ("krum", "trim"): 6.0}
+    known = Results([dataclasses.replace(made_up(run(*names)), seconds=seconds) for names, seconds in took.items()])
+    here = made_up(run("krum", "trim")).about["hardware"]
+
+    def seconds(*runs: Experiment) -> float:
+        return estimate(runs, known, here)[0]
+
+    assert seconds(run("krum", "searched", rounds=20)) == 200
+    assert seconds(run("median", "searched")) == 200  # the mean of the searches
+    assert seconds(run("median", "krum")) == 102  # of everything on this data
+    assert seconds(run("krum", "searched"), run("fltrust", "none")) == 102
+    assert estimate([Experiment.on("mnist-0.5", "krum", "trim")], known, here) == (0.0, 1)
+
+
 def test_hardware_names_the_processor_and_older_results_still_tell_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr(files, "CPU_INFO", info)

@@ -30,14 +30,25 @@ def plan(
 
 
 def estimate(runs: Iterable[Experiment], known: Results, hardware: str) -> tuple[float, int]:
-    """Seconds that the runs would take one after the other, judged by runs on the same data and hardware, and how many cannot be judged."""
-    took: dict[tuple[str, str], list[float]] = {}
+    """Seconds that the runs would take one after the other, and how many cannot be judged.
+
+    A run is judged by those on the same data and hardware, of the same rule and attack if there are such, else of the same attack: a
+    search may take a hundred times as long as another attack.
+    """
+    took: dict[tuple[str, ...], list[float]] = {}
     for result in known.all():
         if result.seconds is not None and f"{hardware}, ".startswith(f"{result.about['hardware']}, "):  # an older result lacks the model
-            took.setdefault((result.run.dataset, result.run.precision), []).append(result.seconds / result.run.rounds)
+            for kind in _kinds(result.run):
+                took.setdefault(kind, []).append(result.seconds / result.run.rounds)
     total, unknown = 0.0, 0
     for run in runs:
-        alike = took.get((run.dataset, run.precision))
+        alike = next((took[kind] for kind in _kinds(run) if kind in took), None)
         total += statistics.fmean(alike) * run.rounds if alike else 0.0
         unknown += not alike
     return total, unknown
+
+
+def _kinds(run: Experiment) -> list[tuple[str, ...]]:
+    """What runs that take as long have in common, the closest first."""
+    common, attack = (run.dataset, run.precision), ATTACKS.name_of(run.attack)
+    return [(*common, attack, RULES.name_of(run.rule)), (*common, attack), common]
