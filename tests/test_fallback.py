@@ -16,9 +16,10 @@ from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import aim_of, scene_of
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
-from fltrust.rules import Anchor, Fallback, FedAvg, FLTrust, Krum, Median, NormClipping, Received, Rule, Zeno
+from fltrust.rules import Aggregate, Anchor, Fallback, FedAvg, FLTrust, Krum, Median, NormClipping, Received, Rule, Zeno
 from fltrust.rules.fallback import Alone
 from fltrust.simulation import simulate
+from fltrust.state import Memory
 from fltrust.tasks.build import build_task
 from fltrust.tasks.root import hold_out
 from fltrust.training.optimisers import Momentum
@@ -243,9 +244,19 @@ def test_the_held_out_examples_change_no_root_update() -> None:
 # ---------------------------------------------------------------- the search
 
 
-@pytest.mark.parametrize("within", [FedAvg(), Anchor(), Median()], ids=repr)
-def test_the_search_is_never_weaker_than_another_attack(within: Rule) -> None:
-    rule, weights, m = Fallback(within), torch.zeros(D, dtype=torch.float64), 3
+class Opposite(Fallback):
+    """A user's own: what is known of Fallback does not hold for it."""
+
+    def step(self, received: Received, memory: Memory) -> tuple[Aggregate, Memory]:
+        aggregate, memory = super().step(received, memory)
+        return aggregate._replace(update=-aggregate.update), memory
+
+
+@pytest.mark.parametrize(
+    "rule", [*map(Fallback, (FedAvg(), Anchor(), Median())), Opposite(FLTrust(), 1.0), Opposite(Anchor(momentum=0.0), 1.0)], ids=repr
+)
+def test_the_search_is_never_weaker_than_another_attack(rule: Fallback) -> None:
+    weights, m = torch.zeros(D, dtype=torch.float64), 3
     memory = rule.init(N, weights)
     attack = Searched(tries=10, steps=1)
     remembered = attack.init(N, weights)

@@ -225,6 +225,26 @@ def test_rows_of_other_attacks_side_by_side_are_what_the_rule_makes_of_each(rule
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6, msg=f"{rival}: {{}}".format)
 
 
+def test_trust_that_sums_to_zero_moves_nothing() -> None:
+    """Without ReLU the opposite of the one honest row takes all that this one gives."""
+    known = seen(FLTrustNoReLU())
+    scene, aim, basis = searched_on(
+        replace(
+            known,
+            own=known.own[:1],
+            others=known.honest[:1],
+            n=2,
+            tolerate=1,
+            client_ids=torch.arange(2),
+            server=Server(FLTrustNoReLU(), ()),
+        )
+    )
+    opposite = torch.zeros(1, 1, len(basis.rows), dtype=torch.float64)
+    opposite[0, 0, 1] = -1
+    assert aim.mean_damage(scene, opposite[0] @ basis.rows, 0) == 0
+    assert damage_of(scene, aim, basis, 0, 4096)(opposite) == 0
+
+
 def test_which_rules_have_a_closed_form() -> None:
     assert all(has_closed_form(rule) for rule in CLOSED)
     assert not any(has_closed_form(rule) for rule in BY_ROWS)

@@ -186,6 +186,7 @@ def sort(updates: Rows, usable: Index, column: int, values: Values, wrong: Value
 #
 # The k + 1 smallest values of two sorted runs A and B are min(A[i], B[k - i]), i = 0 .. k: if they are the first m of A and the first
 # k + 1 - m of B, exactly one of each pair is among them. So the largest of these has rank k, and the runs need no merging.
+# The other one of each pair stays. If A is so long that none of its values is in a pair at both ends, what stays is known pair by pair.
 
 
 @compiled
@@ -220,6 +221,39 @@ def _ends(values: Values, count: int, trim: int, ends: Values) -> None:
 
 
 @compiled
+def _sum_kept(values: Values, count: int, trim: int, total: Floats) -> None:
+    """Per lane: total = the sum of what is left when `trim` are taken away at each end; 2 trim <= rows of the first run.
+
+    Each value of the second run gives its place to the one that stays, if it is in a pair.
+    """
+    run, end = first_run(count), count - first_run(count) - trim
+    for j in range(count - run):
+        if j < trim:
+            _order(values, (trim - 1 - j) * LANES, (run + j) * LANES, LANES)
+        if j >= end:
+            _order(values, (run + j) * LANES, (run - 1 - j + end) * LANES, LANES)
+    total[:] = 0
+    _add_rows(values, trim, run - trim, total)
+    _add_rows(values, run, count, total)
+
+
+@compiled
+def _add_rows(values: Values, first: int, last: int, total: Floats) -> None:
+    """Per lane: total += the sum of the rows from the first to the one before the last."""
+    fours = first + (last - first) // 4 * 4
+    for row in range(first, fours, 4):  # so that the total is read and written once for four rows
+        a, b, c, d = np.uint64(row * LANES), np.uint64((row + 1) * LANES), np.uint64((row + 2) * LANES), np.uint64((row + 3) * LANES)
+        for lane in range(np.uint64(LANES)):
+            one = np.float64(values[a + lane]) + np.float64(values[b + lane])
+            other = np.float64(values[c + lane]) + np.float64(values[d + lane])
+            total[lane] += one + other
+    for row in range(fours, last):
+        a = np.uint64(row * LANES)
+        for lane in range(np.uint64(LANES)):
+            total[lane] += np.float64(values[a + lane])
+
+
+@compiled
 def _sum_clamped(values: Values, count: int, lowest: Values, highest: Values, total: Floats) -> None:
     """Per lane: total = the sum of the values, those outside [lowest, highest] moved to its nearer end."""
     total[:] = 0
@@ -236,9 +270,15 @@ def _ranked_mean(updates: Rows, usable: Index, trim: int, mean: Floats, start: i
     ends = room(GROUP)[: 4 * LANES]
     lowest, highest = ends[:LANES], ends[LANES : 2 * LANES]
     wrong = np.zeros(LANES, np.float32)
+    pairwise = 2 * trim <= first_run(count)
     for tile in range(start, stop):
         column = min(tile * LANES, mean.size - LANES)
         sort(updates, usable, column, values, wrong, 2)
+        if pairwise:
+            _sum_kept(values, count, trim, total)
+            for lane in range(LANES):
+                mean[column + lane] = total[lane] / left
+            continue
         _ends(values, count, trim, ends)
         if left > 2:
             _sum_clamped(values, count, lowest, highest, total)

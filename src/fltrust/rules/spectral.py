@@ -171,8 +171,9 @@ def winsorised(cosines: Tensor, usable: Tensor, directions: int) -> Tensor:
     """Shares (.., n) of a mean of unit vectors, the usable rows (.., n), that far-out ones move less, from their cosines (.., n, n).
 
     Along each of the `directions` in which rows differ most, every row is brought to at most one deviation from the median there. Across
-    all other directions the result is the mean. Shares sum to 1; an outlier may have a negative one. It takes 8 products of (n, n) matrices
-    for each direction: seconds for 2,000 rows.
+    all other directions the result is the mean. Shares sum to 1, up to rounding; an outlier may have a negative one. If rows differ equally
+    in two directions, rounding and the rows' order decide which is the first. It takes 8 products of (n, n) matrices for each direction:
+    seconds for 2,000 rows.
     """
     equal = _equal_shares(usable)
     if not directions:

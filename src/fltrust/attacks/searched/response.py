@@ -16,7 +16,7 @@ from fltrust.rules.gram import GramRule
 from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
-from fltrust.rules.rows import Rows, in_order, in_the_middle, medians_of
+from fltrust.rules.rows import Rows, divisor, in_order, in_the_middle, medians_of
 from fltrust.rules.rule import Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.rules.trust import TrustRule
@@ -159,7 +159,7 @@ def _trusted(rule: TrustRule, sent: Sent) -> Tensor:
             total + rule.server_trust * (root_norm > 0),
             update + rule.server_trust * root_norm * sent.basis.eye[sent.basis.root],
         )
-    return update / _or_one(total)
+    return update / divisor(total)  # without ReLU, trust that is not 0 can sum to 0
 
 
 def _two_levels(rule: FLTrustTwoLevel, sent: Sent) -> Tensor:

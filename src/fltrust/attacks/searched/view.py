@@ -18,7 +18,7 @@ Change = Callable[[Tensor], Tensor]
 
 def as_seen(rule: Rule, ahead: int) -> Rule:
     """The rule that the search works on: what is within a fallback, and without memory, if that is running means and nobody looks ahead."""
-    if isinstance(rule, Fallback):
+    if isinstance(rule, Fallback) and not rule.overridden:
         return as_seen(rule.rule, ahead)
     if isinstance(rule, Anchor) and rule.has_memory and not rule.overridden and not ahead:
         return replace(rule, momentum=0.0)
@@ -32,7 +32,7 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     without memory is nearly the same problem; where the rule cuts an update, what it sees is not what was wanted. Not so over several
     rounds: for a look-ahead the scene stays as it is. Honest clients' means are taken as they are without attack.
     """
-    if isinstance(scene.rule, Fallback):  # which holds no other
+    if isinstance(scene.rule, Fallback) and not scene.rule.overridden:  # it holds no other
         scene = replace(scene, rule=scene.rule.rule, memory=scene.memory.rule)
     rule, ids = scene.rule, scene.known.client_ids
     if as_seen(rule, ahead) is rule or ids is None:
