@@ -1,4 +1,4 @@
-"""The tables of docs/which-rule.md, from results/: the build fails if the page says something else.
+"""The tables of README.md and docs/which-rule.md, from results/: the build fails if a page says something else.
 
 python docs/_ext/measured.py    # writes them
 """
@@ -17,8 +17,9 @@ from fltrust.registry import RULES
 from fltrust.report.standings import Standing
 from fltrust.report.worst_case import Attacked, Place, worst_cases
 
-PAGE = Path(__file__).parents[1] / "which-rule.md"
+ROOT = Path(__file__).parents[2]
 SEARCHED_ON = ("mnist-0.5", "har")
+IN_README = ("fedavg", "krum", "median", "geometric-median", "nnm+geometric-median", "dnc", "fltrust", "anchor")
 
 
 def setup(application: Sphinx) -> dict[str, bool]:
@@ -27,16 +28,33 @@ def setup(application: Sphinx) -> dict[str, bool]:
 
 
 def check(_application: Sphinx) -> None:
-    written = PAGE.read_text()
-    if written != with_tables(written):
-        logging.getLogger(__name__).warning("%s is not what results/ says: run python docs/_ext/measured.py", PAGE.name)
+    for page in PAGES:
+        written = (ROOT / page).read_text()
+        if written != with_tables(page, written):
+            logging.getLogger(__name__).warning("%s is not what results/ says: run python docs/_ext/measured.py", page)
 
 
-def with_tables(text: str) -> str:
-    for name, made in (("league", league_table), ("searched", searched_table)):
+def with_tables(page: str, text: str) -> str:
+    for name, made in PAGES[page].items():
         text, count = re.subn(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", lambda _, made=made: f"\n{made()}\n\n", text, flags=re.DOTALL)
-        assert count == 1, f"{PAGE} must have one place for the table of {name}"
+        assert count == 1, f"{page} must have one place for the table of {name}"
     return text
+
+
+def readme_table() -> str:
+    """Some rules without attack and under the worst attack known, the best on the last data set first."""
+    boards = worst_cases(asked(SEARCHED_ON, IN_README, [0, DECIDES]), results())
+    rows = {found.row.label: [one.places for board in boards for one in board.rows if one.row == found.row] for found in boards[-1].rows}
+    head = ["rule", *(f"{board.label}: {what}" for board in boards for what in ("no attack", f"{DECIDES} % malicious"))]
+    lines = [[name, *(_worst(place) for places in of_board for place in places)] for name, of_board in rows.items()]
+    return table(head, lines)
+
+
+def _worst(place: Place) -> str:
+    worst = place.worst
+    if worst is None:
+        return place.missing
+    return ("" if place.searched else "≥ ") + _number(worst, by_aim=False) + (f", {worst.label}" if place.cell.share else "")
 
 
 def league_table() -> str:
@@ -89,10 +107,10 @@ def _two(place: Place) -> list[str]:
     return [_number(others[0]) if others else "not run", bound + _number(searches[0]) if searches else "not run"]  # the worst comes first
 
 
-def _number(one: Attacked) -> str:
+def _number(one: Attacked, by_aim: bool = True) -> str:
     seeds = len(one.results)
     spread = f" ± {one.error.spread:.3f} ({seeds})" if seeds > 1 else ""
-    aim = f", `{one.attack.aim}`" if isinstance(one.attack, Searched) else ""
+    aim = f", `{one.attack.aim}`" if by_aim and isinstance(one.attack, Searched) else ""
     return f"{one.error.mean:.3f}{spread}{aim}"
 
 
@@ -104,5 +122,8 @@ def _idle(row: Standing) -> str:
     return next((f"{place.error.mean:.3f}" for place in row.places if place.cell.column.idle and place.results), "")
 
 
+PAGES = {"README.md": {"worst": readme_table}, "docs/which-rule.md": {"league": league_table, "searched": searched_table}}
+
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for path in map(ROOT.joinpath, PAGES):
+        path.write_text(with_tables(str(path.relative_to(ROOT)), path.read_text()))
