@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from made_up import made_up
+from rich.console import Console
 from typer.testing import CliRunner
 from waiting import until
 
 from fltrust.attacks import NoAttack, Searched
 from fltrust.attacks.searched import aims_on
 from fltrust.cli import app, many
+from fltrust.cli.many import How
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.redteam import noticed
@@ -696,6 +698,23 @@ def test_the_demo_is_a_question_about_the_embedded_data() -> None:
     said = fltrust("redteam", "--demo", "--dry-run", "--out", "nowhere")
     assert "stage 1  without attack" in said
     assert "left out" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "jobs"),
+    [(["--demo"], 2, 2), (["--demo"], 64, 4), (["--demo"], None, 1), (["--demo", "--jobs", "1"], 2, 1), (["--dataset", "mnist-5k"], 2, 1)],
+)
+def test_the_demo_has_a_run_on_each_core(words: list[str], cores: int | None, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[How] = []
+
+    def team(screen: Console, question: Question, how: How, command: str) -> SimpleNamespace:
+        asked.append(how)
+        return SimpleNamespace(say_plan=lambda: None)
+
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("fltrust.cli.redteam._Team", team)
+    fltrust("redteam", *words, "--rule", "fltrust", "--dry-run")
+    assert [how.at_once for how in asked] == [jobs]
 
 
 def test_an_audit_file_that_is_damaged_counts_as_not_measured(tmp_path: Path) -> None:

@@ -219,7 +219,12 @@ def redteam(
             "(default: anchor, fltrust, nnm+geometric-median, centred-clipping, median).",
         ),
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="A small red team of FLTrust on 5,000 digits that come with the package.")] = False,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo", help="A small red team of FLTrust on 5,000 digits that come with the package, with a run on each core (at most 4)."
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the page, the JSON and the runs (default: redteams/KEY). A red team resumes there.")
     ] = None,
@@ -236,7 +241,7 @@ def redteam(
 
     Examples:
 
-    [bold]fltrust redteam --demo --jobs 2[/bold]
+    [bold]fltrust redteam --demo[/bold]
 
     [bold]fltrust redteam --task my_task.py:build --rule fltrust --out redteams/mine[/bold]
 

@@ -36,7 +36,7 @@ class How:
 
     device: str
     precision: str | None
-    jobs: int
+    jobs: int | None
     ray: str | None
     data_dir: str | None
     plugins: Sequence[Path]
@@ -53,9 +53,14 @@ class How:
         known("device", self.device, ("auto", "cpu", "cuda"))
         if self.out.exists() and not self.out.is_dir():
             raise InputError(f"--out {self.out} is a file, not a folder")
-        for what, number in (("--seeds", seeds), ("--jobs", self.jobs)):
+        for what, number in (("--seeds", seeds), ("--jobs", self.at_once)):
             if number < 1:
                 raise InputError(f"{what} must be at least 1, not {number}")
+
+    @property
+    def at_once(self) -> int:
+        """How many runs go at the same time."""
+        return 1 if self.jobs is None else self.jobs
 
     @property
     def arithmetic(self) -> Precision:
@@ -94,7 +99,7 @@ def work_through(
     here = "" if how.ray else hardware(chosen_device(how.device, how.arithmetic))  # of a cluster nothing is known beforehand
     if how.dry_run:
         _show_plan(screen, parts, how, done, here)
-    took = f"; {_time(left, done, here, how.jobs)}" if left else ""
+    took = f"; {_time(left, done, here, how.at_once)}" if left else ""
     screen.print(f"{plural(len(runs), 'run')}, {len(runs) - len(left):,} done, {len(left):,} to do{took}", highlight=False)
     counts = Counter(run.dataset for run in left)
     lacking = {} if how.ray else {name: why for name in counts if (why := _missing(name, how.data_dir))}  # a cluster has its own disks
@@ -130,11 +135,11 @@ def _do(
     possible = [run for run in left if run.dataset not in lacking]
     if how.ray is None:
         device = chosen_device(how.device, how.arithmetic)
-        events = execute(possible, how.out / UNFINISHED, jobs=how.jobs, device=device, data_dir=how.data_dir, plugins=how.plugins)
+        events = execute(possible, how.out / UNFINISHED, jobs=how.at_once, device=device, data_dir=how.data_dir, plugins=how.plugins)
     else:
         from fltrust.running import cluster
 
-        events = cluster.execute(possible, how.ray, device=how.device, jobs=how.jobs, data_dir=how.data_dir, plugins=how.plugins)
+        events = cluster.execute(possible, how.ray, device=how.device, jobs=how.at_once, data_dir=how.data_dir, plugins=how.plugins)
     failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}
     failed |= _follow(screen, events, possible, how, done, line, keep)
     if failed:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ from fltrust.sweep import Plan
 FILE, PAGE = "redteam.json", "index.html"
 FOLDER = Path("redteams")
 POINTS, SEEDS = 5.0, 3
+MOST_DEMO_JOBS = 4  # its runs are too small to share a processor's cores
 FEW = 6  # shares whose columns fit on a screen
 
 
@@ -70,7 +72,8 @@ def run_redteam(
 ) -> None:
     if demo and "dataset" in given:
         raise InputError("--demo brings its own data: leave out --dataset and --task")
-    how = dataclasses.replace(how, out=out or Path(), reported=False)
+    jobs = min(os.cpu_count() or 1, MOST_DEMO_JOBS) if demo and how.jobs is None else how.jobs
+    how = dataclasses.replace(how, jobs=jobs, out=out or Path(), reported=False)
     how.prepare(1 if seeds is None else seeds)
     asked = {"shares": shares, "points": points, "seeds": seeds, "try": tried}
     command = _command(given, settings, asked, demo, how)

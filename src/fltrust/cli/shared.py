@@ -33,9 +33,9 @@ PrecisionOption = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int,
+    int | None,
     typer.Option(
-        help="Runs at the same time, each in its own process. They share the cores or the GPU. With --ray: runs on each GPU.",
+        help="Runs at the same time, each in its own process (default: 1). They share the cores or the GPU. With --ray: runs on each GPU.",
         rich_help_panel=WHERE,
     ),
 ]
@@ -79,7 +79,7 @@ def with_how(command: Callable[..., None]) -> Callable[..., None]:
     options = {
         "device": (Device, "auto"),
         "precision": (PrecisionOption, None),
-        "jobs": (Jobs, 1),
+        "jobs": (Jobs, None),
         "ray": (Ray, None),
         "data_dir": (DataDir, None),
         "plugin": (Plugins, None),
