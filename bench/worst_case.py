@@ -10,6 +10,7 @@ import functools
 import json
 import multiprocessing
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -52,6 +53,18 @@ def table(done: list[dict[str, Any]]) -> None:
         print(f"| {rule} | " + " | ".join(cells) + " |")
 
 
+def all_played(play: Callable[[Job], dict[str, Any]], jobs: list[Job], out: Path) -> list[dict[str, Any]]:
+    """What `play` says of each job that the file does not hold yet, two at a time, and all that it holds."""
+    done: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
+    jobs = [job for job in jobs if not any((one["rule"], one["attack"], one["seed"]) == job for one in done)]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for result in pool.imap_unordered(play, jobs):
+            done.append(result)
+            out.write_text(json.dumps(done, indent=0))
+            print(result, flush=True)
+    return done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -59,16 +72,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("worst_case.json"))
     parser.add_argument("--searched-only", action="store_true")
     options = parser.parse_args()
-    done = json.loads(options.out.read_text()) if options.out.exists() else []
     attacks = SEARCHED if options.searched_only else [*SEARCHED, *SINGLE, *SINGLE_TOO]
-    jobs: list[Job] = [(rule, attack, seed) for seed in options.seeds for attack in attacks for rule in options.rules]
-    jobs = [job for job in jobs if not any((one["rule"], one["attack"], one["seed"]) == job for one in done)]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for result in pool.imap_unordered(played, jobs):
-            done.append(result)
-            options.out.write_text(json.dumps(done, indent=0))
-            print(result, flush=True)
-    table(done)
+    table(all_played(played, [(rule, attack, seed) for seed in options.seeds for attack in attacks for rule in options.rules], options.out))
 
 
 if __name__ == "__main__":

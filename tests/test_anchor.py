@@ -68,7 +68,7 @@ def played(rule: Anchor, updates: Tensor, root_update: Tensor, memory: Memory = 
 
 @pytest.mark.parametrize("length", [1e-3, 1.0, 1e6])
 def test_k_clients_move_the_result_by_at_most_2_k_over_n_lengths(length: float) -> None:
-    """The bound in docs/worst-case.md: whatever k clients send that leaves the median length and the server's part alone, if
+    """The bound in docs/anchor.md: whatever k clients send that leaves the median length and the server's part alone, if
     nobody is levelled."""
     n, k, plain = 11, 4, Anchor(momentum=0.0, directions=0)
     updates, root_update, _ = draw(n, 30, torch.float64)
@@ -163,7 +163,7 @@ def test_levelled_shares_sum_to_1_and_leave_a_mean_where_rows_agree() -> None:
 
 
 def test_long_rows_let_the_whole_root_update_through_and_no_more() -> None:
-    """What docs/worst-case.md says is not covered by the bound: the quartile is theirs, if they are more than a quarter."""
+    """What docs/anchor.md says is not covered by the bound: the quartile is theirs, if they are more than a quarter."""
     updates, root_update, _ = draw(11, 30, torch.float64)
     updates /= updates.norm(dim=1, keepdim=True)
     root_update *= 50 / root_update.norm()

@@ -42,7 +42,7 @@ class Anchor(Rule):
     Each part answers an attack. Without levelling, a client that lies in every round has one n-th of the voice, however long its update.
     The running mean takes away the honest clients' noise, in which lies hide. And the further clients push the model away from what the
     root set says, the longer g_0 becomes and the harder it pulls back; once the root set is learnt, g_0 is short and leaves the model to
-    the clients. Nobody is scored, so there is no score to play: docs/worst-case.md measures each part under attacks that are searched on
+    the clients. Nobody is scored, so there is no score to play: docs/anchor.md measures each part under attacks that are searched on
     this very rule.
     More than half of the clients must be honest, or the median length is not theirs. `limit` bounds what a round without such a majority
     can do; if you must fear one in every round, set it to 1.
@@ -60,7 +60,7 @@ class Anchor(Rule):
     limit : float, default 30.0
         How long l may be, in lengths of the root update. 1 holds against a malicious majority and learns less from the clients.
     directions : int, default 0
-        Along how many directions the clients are levelled, the one of most variance first; 0 takes the plain mean. docs/worst-case.md says
+        Along how many directions the clients are levelled, the one of most variance first; 0 takes the plain mean. docs/anchor.md says
         how far this has been tried.
 
     Examples
