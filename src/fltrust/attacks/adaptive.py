@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, outside, units
+from fltrust.attacks.attack import Attack, Knowledge
 from fltrust.attacks.fang import TrimAttack
+from fltrust.attacks.rows import outside, units
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.rules.rows import direction_and_norm, measure, weighted_sum

@@ -11,7 +11,6 @@ input; an update that holds NaN or infinity counts as an update of zeros, so wha
 Updates are what is added to the weights. Papers that write of gradients have the opposite sign.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +19,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from fltrust.attacks.rows import SeenRows
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Registry
 from fltrust.registry import known as known_name
-from fltrust.rules.pairs import sq_distances
-from fltrust.rules.rows import counts
 from fltrust.rules.rule import Rule
 from fltrust.state import Memory, layout
 from fltrust.triggers import Trigger
@@ -141,11 +139,11 @@ class Knowledge:
         return torch.cat((self.own, self.honest))
 
     @cached_property
-    def seen_others(self) -> "SeenRows":
+    def seen_others(self) -> SeenRows:
         return SeenRows(self.honest)
 
     @cached_property
-    def seen_own(self) -> "SeenRows":
+    def seen_own(self) -> SeenRows:
         return SeenRows(self.own)
 
     def uniform(self, *shape: int) -> Tensor:
@@ -313,82 +311,7 @@ class Seen(NamedTuple):
         return Seen(self.rounds + 1, known.model.clone())
 
 
-# ---------------------------------------------------------------- rows
-
-
-def usable(updates: Tensor) -> Tensor:
-    """Which rows (n,) a rule would listen to: finite and not zero."""
-    peak = torch.maximum(updates.amax(1), -updates.amin(1))  # on a CPU many times faster than the norm of this name
-    return counts(peak)
-
-
-def finite(updates: Tensor) -> Tensor:
-    """The updates (n, d), zeros in place of those that hold NaN or infinity."""
-    return torch.where(usable(updates)[:, None], updates, 0)
-
-
-def units(rows: Tensor, least: float = 0.0) -> Tensor:
-    """The rows' directions (n, d); zeros where a row is not longer than `least`, or broken."""
-    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64).to(rows.dtype)
-    return (rows / torch.nn.functional.threshold(norm, least, torch.inf)).nan_to_num(0, 0, 0)  # NaN where a row is broken
-
-
-def outside(rows: Tensor, frame: Tensor) -> Tensor:
-    """The directions (n, d) in which rows of about unit length leave the span of orthonormal ones (k, d); zeros where they do not."""
-    return units(rows - (rows @ frame.T) @ frame, least=100 * torch.finfo(rows.dtype).eps)
-
-
-def check_level(knowledge: str) -> None:
-    if knowledge not in get_args(Level):
-        raise InputError(f"an attacker's knowledge is full or partial, not {knowledge!r}")
-
-
-def check_choice(what: str, choice: str, choices: Any) -> None:
-    """Refuses what is none of a Literal's values."""
-    known_name(what, choice, get_args(choices))
-
-
-class SeenRows:
-    """The updates that an attacker learns from, measured once however many attacks ask: a search asks all of them."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = finite(rows)  # (k, d)
-
-    @cached_property
-    def peak(self) -> Tensor:
-        """The largest absolute value (); 1 for zeros. Rows divided by it have no sum and no square that leaves the range of numbers."""
-        peak = self.rows.abs().amax()
-        return peak.masked_fill(peak == 0, 1.0)
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """(d,), of the rows divided by the peak."""
-        return self._divided.mean(0)
-
-    @cached_property
-    def deviation(self) -> Tensor:
-        """(d,): standard deviation of the rows divided by the peak."""
-        return self._divided.std(0, correction=0)
-
-    @cached_property
-    def centred(self) -> Tensor:
-        """(k, d): mean less row, both divided by the peak."""
-        return self.mean - self._divided
-
-    @cached_property
-    def centred_squares(self) -> Tensor:
-        """(k,), in float64."""
-        norms: Tensor = torch.linalg.vector_norm(self.centred, dim=1, dtype=torch.float64)
-        return norms.square()
-
-    @cached_property
-    def farthest(self) -> Tensor:
-        """The largest squared distance () between two rows divided by the peak, in float64."""
-        return sq_distances(self.centred).amax()
-
-    @cached_property
-    def _divided(self) -> Tensor:
-        return self.rows / self.peak
+# ---------------------------------------------------------------- the rows that an attack learns from, and what its parameters may be
 
 
 def seen_rows(known: Knowledge, knowledge: Level) -> Tensor:
@@ -401,19 +324,11 @@ def measured_rows(known: Knowledge, knowledge: Level) -> SeenRows:
     return known.seen_others if knowledge == "full" and known.n > len(known.own) else known.seen_own
 
 
-def rms(rows: Tensor) -> Tensor:
-    """The root mean square () of all values; 0 if there are none."""
-    total: Tensor = torch.linalg.vector_norm(rows, dtype=torch.float64)
-    return (total / math.sqrt(max(1, rows.numel()))).to(rows.dtype)
+def check_level(knowledge: str) -> None:
+    if knowledge not in get_args(Level):
+        raise InputError(f"an attacker's knowledge is full or partial, not {knowledge!r}")
 
 
-def bounded(rows: Tensor) -> Tensor:
-    """The rows with finite values: what left the range of numbers becomes the largest number, NaN becomes 0."""
-    largest = torch.finfo(rows.dtype).max
-    return rows.nan_to_num(0.0, largest, -largest)
-
-
-def cut(rows: Tensor, radius: Tensor | float) -> Tensor:
-    """The rows (n, d), those longer than `radius` shortened to it."""
-    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
-    return rows * torch.where(norm > radius, radius / norm, 1.0).to(rows.dtype)
+def check_choice(what: str, choice: str, choices: Any) -> None:
+    """Refuses what is none of a Literal's values."""
+    known_name(what, choice, get_args(choices))

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Backdoor, Knowledge, MaliciousClient, Seen, bounded, cut
+from fltrust.attacks.attack import Attack, Backdoor, Knowledge, MaliciousClient, Seen
+from fltrust.attacks.rows import bounded, cut
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.rules.rows import measure, median_of

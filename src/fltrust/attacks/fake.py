@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Seen, bounded, check_choice, rms, units
+from fltrust.attacks.attack import Attack, Knowledge, Seen, check_choice
+from fltrust.attacks.rows import bounded, rms, units
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.state import Memory

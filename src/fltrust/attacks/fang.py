@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, check_level, finite, units, usable
+from fltrust.attacks.attack import Attack, Knowledge, Level, check_level
+from fltrust.attacks.rows import finite, units, usable
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.rules.krum import krum_scores

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, finite, units
+from fltrust.attacks.attack import Attack, Knowledge
+from fltrust.attacks.rows import finite, units
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.state import Memory

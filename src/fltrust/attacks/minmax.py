@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, SeenRows, bounded, check_choice, check_level, measured_rows, units
+from fltrust.attacks.attack import Attack, Knowledge, Level, check_choice, check_level, measured_rows
+from fltrust.attacks.rows import SeenRows, bounded, units
 from fltrust.registry import ATTACKS
 
 Direction = Literal["deviation", "sign", "mean"]

@@ -6,7 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, Seen, bounded, check_choice, check_level, rms, seen_rows
+from fltrust.attacks.attack import Attack, Knowledge, Level, Seen, check_choice, check_level, seen_rows
+from fltrust.attacks.rows import bounded, rms
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 from fltrust.state import Memory

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, Level, bounded, check_level, measured_rows
+from fltrust.attacks.attack import Attack, Knowledge, Level, check_level, measured_rows
+from fltrust.attacks.rows import bounded
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Attack, Knowledge, finite
+from fltrust.attacks.attack import Attack, Knowledge
+from fltrust.attacks.rows import finite
 from fltrust.registry import ATTACKS, RULES
 from fltrust.rules import pairs, rows
 from fltrust.rules.pairs import sq_distances

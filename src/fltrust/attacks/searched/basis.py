@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import finite, units
+from fltrust.attacks.rows import finite, units
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.rules.pairs import gram
 from fltrust.rules.rows import direction_and_norm, measure, median_of

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import usable
+from fltrust.attacks.rows import usable
 from fltrust.attacks.searched.basis import Basis, row_lengths
 from fltrust.attacks.searched.response import Sent, has_closed_form, respond
 from fltrust.attacks.searched.scene import Aim, Scene

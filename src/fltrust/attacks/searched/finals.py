@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import usable
+from fltrust.attacks.rows import usable
 from fltrust.attacks.searched.basis import PUSHES, Basis, along_of
 from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Altered, Knowledge, Level, Server, finite, outside, units
+from fltrust.attacks.attack import Altered, Knowledge, Level, Server
+from fltrust.attacks.rows import finite, outside, units
 from fltrust.errors import InputError
 from fltrust.rules.preaggregation import NormClipping
 from fltrust.rules.rule import Received, Rule, take_step

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import Altered, Attack, Knowledge, Level, Seen, bounded, check_choice, check_level
+from fltrust.attacks.attack import Altered, Attack, Knowledge, Level, Seen, check_choice, check_level
+from fltrust.attacks.rows import bounded
 from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.finals import most_damaging

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fltrust.attacks.attack import bounded, usable
+from fltrust.attacks.rows import bounded, usable
 from fltrust.attacks.searched.scene import Scene
 from fltrust.rules.anchor import Anchor
 from fltrust.rules.fallback import Fallback
