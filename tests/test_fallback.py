@@ -171,6 +171,37 @@ def test_a_model_from_which_no_step_leads_back_is_not_taken() -> None:
     assert torch.equal(weights + update, best)
 
 
+def test_a_model_whose_way_back_is_rounded_away_is_not_taken() -> None:
+    """From 1e9, float32 rounds away the step back to the best model."""
+    rule, weights, alone = Fallback(FedAvg(by_size=False)), torch.zeros(1), [torch.zeros(1)]
+
+    def to_one(models: Tensor) -> Tensor:
+        return 1 - torch.exp(-torch.where(models.abs() > 1e8, 0.535, (models - 1).abs()).sum(1))
+
+    memory = rule.init(N, weights)
+    for sent in (1e9, 1.0, 1.0):
+        update = torch.full((N, 1), sent)
+        seen = Received(update, (1 - weights) / 2, weights=weights, root_loss=to_one, root_update_from=lambda model: (1 - model) / 2)
+        (update, _), memory = rule.step(seen, memory)
+        weights = weights + update
+        alone.append((1 + alone[-1]) / 2)
+        first, *_, lowest = sorted(to_one(torch.stack(alone)).tolist(), reverse=True)
+        assert to_one(weights[None]).item() <= lowest + rule.slack * (first - lowest) + 1e-6
+
+
+def test_a_first_model_whose_loss_is_no_number_is_left() -> None:
+    rule, weights = Fallback(FedAvg()), torch.full((D,), -5.0, dtype=torch.float64)
+
+    def undefined_at_first(models: Tensor) -> Tensor:
+        return torch.where((models <= -5).all(1), torch.nan, loss(models))
+
+    memory = rule.init(N, weights)
+    for t in range(10):  # all clients are malicious
+        (update, _), memory = rule.step(received(weights, rows(t, weights, N), root_loss=undefined_at_first), memory)
+        weights = weights + update
+    assert far(weights) < 0.2 * far(torch.full((D,), -5.0))
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InputError, match="needs a rule within"):
         Fallback("anchor")  # type: ignore[arg-type]
@@ -360,6 +391,44 @@ def test_a_federation_falls_back_too(tmp_path: Path, quiet_flower: None, clock: 
         arrays, _ = flower.run(hostile, Fallback(FedAvg()), rounds=rounds, root=root, directory=tmp_path / "part")
     assert flower.same(arrays, flower.run(hostile, Fallback(FedAvg()), rounds=6, root=root)[0])
     assert all(verdict == "not-chosen" for verdict in flower.records(tmp_path / "part")[-1]["verdict"])
+
+
+def test_a_federation_is_the_simulated_rule_also_in_rounds_that_move_nothing(quiet_flower: None, clock: object) -> None:
+    """All nodes break the bound in every round, and the server's steps, on two examples each, do not all lower the loss."""
+    flower = pytest.importorskip("fake_federation")
+    from fltrust.flower import root_of
+    from fltrust.flower.layout import Layout, is_statistic
+
+    root, moves = root_of(nn.Linear(4, 3), examples(), lr=0.5, batch_size=2, hold_out=True), []
+    layout = Layout.of(flower.MODEL, is_statistic)
+
+    def arrays_of(weights: Tensor) -> dict[str, np.ndarray]:
+        return {name: np.asarray(part) for name, part in layout.parts(weights)}
+
+    def from_root(weights: Tensor) -> Tensor:
+        return layout.vector(root(arrays_of(weights)).__getitem__)
+
+    def held_out_losses(models: Tensor) -> Tensor:
+        return torch.tensor([root.loss(arrays_of(model)) for model in models], dtype=torch.float64)  # type: ignore[attr-defined]
+
+    def hostile(node: int, message: Any) -> Any:
+        arrays = flower.arrays_of(message)
+        back = root(arrays)
+        return flower.reply_with(message, {name: (array - 100 * back[name]).astype(np.float32) for name, array in arrays.items()})
+
+    rule, weights = Fallback(FedAvg()), layout.vector(flower.MODEL.__getitem__)
+    memory = rule.init(6, weights)
+    for _ in range(10):
+        root_update = from_root(weights)
+        sent = (-100 * root_update).expand(6, -1).contiguous()
+        seen = Received(sent, root_update, weights=weights, root_loss=held_out_losses, root_update_from=from_root)
+        (update, _), memory = rule.step(seen, memory)
+        moves.append(bool(update.any()))
+        weights = weights + update
+    assert not moves[0]
+    assert any(moves)
+    ended, _ = flower.run(hostile, rule, rounds=len(moves), root=root)
+    torch.testing.assert_close(layout.vector(ended.__getitem__), weights, rtol=1e-3, atol=1e-4)
 
 
 def test_a_federation_refuses_a_root_that_holds_nothing_out(quiet_flower: None) -> None:

@@ -191,7 +191,7 @@ class Round:
         self._compare()
         self._stream = self._rows = self._direction = self._root_update = None  # large, and no longer needed
         after = self._after(aggregate)
-        if self.kept is None and self._next is not None:  # a round that moves nothing is not remembered either
+        if self._next is not None and self.kept != "not-finite":  # as in a simulation: a rule may learn from a round that moves nothing
             self.remembered = self._next
         self._judge(None if aggregate is None else aggregate.shares)
         return after

@@ -101,7 +101,8 @@ class Fallback(Rule):
         best_loss, alone_loss = root_loss(torch.stack((best, alone))).double()
         first, lowest = (torch.where(begun, loss, best_loss) for loss in (memory.first, memory.lowest))
         lowest = torch.where(alone_loss < lowest, alone_loss, lowest)
-        best, best_loss = torch.where(alone_loss < best_loss, alone, best), torch.fmin(alone_loss, best_loss)
+        better = torch.isfinite(alone_loss) & ~(best_loss <= alone_loss)  # than NaN, too
+        best, best_loss = torch.where(better, alone, best), torch.where(better, alone_loss, best_loss)
 
         # From a model of very large weights, rounding could let no step lead back: such a model is not taken either.
         moved = weights + lr * aggregate.update
