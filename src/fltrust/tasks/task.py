@@ -325,7 +325,10 @@ class Task:
         return digest.hexdigest()
 
     def norm_batches(self, of: BatchNorm = "root") -> list[Tensor]:
-        """The inputs whose statistics batch norm uses in evaluation, batch by batch. A malicious client's may be poisoned."""
+        """The inputs whose statistics batch norm uses in evaluation, batch by batch.
+
+        The server can trust the root set alone: a malicious client's examples may be poisoned, and nobody has the test examples beforehand.
+        """
         if of == "test":
             return [_spread(self.test_inputs, TEST_BATCH)]
         # One example alone has no variance.
