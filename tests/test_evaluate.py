@@ -9,9 +9,10 @@ from conftest import small_task
 from torch import Tensor, nn
 from torch.nn import functional
 
+import fltrust
 from fltrust.attacks import LabelFlip, Scaling, Trigger, TrimAttack
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment
+from fltrust.experiment import BatchNorm, Experiment
 from fltrust.metrics import Evaluation, evaluate
 from fltrust.objectives import BinaryCrossEntropy, CrossEntropy, Objective
 from fltrust.registry import METRICS
@@ -71,6 +72,40 @@ def test_batch_norm_takes_its_statistics_from_the_root_set() -> None:
     made = Task.from_arrays(images, labels, images[20:], labels[20:], clients=[np.arange(20, 40)], root=np.arange(20), model=network)
     # By the root set's mean of 10 all test images are dark, and dark ones get answer 1; by their own mean half of them would not.
     assert evaluate(made, made.model.initial_weights)["test_error"] == 0
+
+
+def test_batch_norm_can_take_other_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fltrust.tasks.task.CLIENT_BATCH", 3)
+    monkeypatch.setattr("fltrust.tasks.task.TEST_BATCH", 2)
+    values = np.arange(15, dtype=np.float32)[:, None]
+    labels = np.zeros(15, int)
+    clients = [np.array([0, 1]), np.array([2]), np.arange(3, 10)]  # one example alone has no variance
+    network = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
+    made = Task.from_arrays(values, labels, values[:5] - 1, labels[:5], clients=clients, root=np.array([10, 14]), model=network)
+    assert [batch.flatten().tolist() for batch in made.norm_batches()] == [[10, 14]]
+    assert [batch.flatten().tolist() for batch in made.norm_batches("clients")] == [[0, 1], [3, 6, 9]]
+    assert [batch.flatten().tolist() for batch in made.norm_batches("test")] == [[-1, 2]]
+
+
+@pytest.mark.parametrize("of", ["root", "clients", "test"])
+def test_a_run_is_measured_and_its_model_made_with_the_statistics_it_names(of: BatchNorm) -> None:
+    points = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    labels = (points.sum(1) > 0).astype(int)
+    points[:20] += 1
+    network = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    clients = [np.arange(20, 30), np.arange(30, 40)]
+    made = Task.from_arrays(points, labels, points[40:], labels[40:], clients=clients, root=np.arange(20), model=network)
+    settings: dict[str, Any] = {"rounds": 3, "evaluate_every": 3, "batch_size": 5, "global_lr": 0.5, "metrics": ("test_loss",)}
+    result = fltrust.run(made, rule="fedavg", batch_norm=of, **settings)
+    norm = result.model.get_submodule("0")
+    batches = [made.test_inputs] if of == "test" else [made.inputs[own] for own in ([slice(20)] if of == "root" else clients)]
+    torch.testing.assert_close(norm.running_mean, torch.stack([batch.mean(0) for batch in batches]).mean(0))
+    assert result.metrics["test_loss"] == pytest.approx(functional.cross_entropy(result.model(made.test_inputs), made.test_targets).item())
+
+
+def test_a_model_without_batch_norm_has_no_statistics_to_choose() -> None:
+    with pytest.raises(InputError, match="batch_norm = 'clients' changes nothing: the model has no batch norm"):
+        fltrust.run(small_task(), rule="fedavg", global_lr=0.1, rounds=1, batch_norm="clients")
 
 
 def measure(task: Task, *names: str, **more: Any) -> dict[str, object]:

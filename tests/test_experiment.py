@@ -86,6 +86,7 @@ def test_from_and_to_a_dict_and_keys_differ() -> None:
         "root_batch": "batch",
         "warmup": 1,
         "augment": True,
+        "batch_norm": "clients",
     }
     keys = {run.key} | {dataclasses.replace(run, **{name: value}).key for name, value in changed.items()}  # type: ignore[arg-type]
     assert len(keys) == 1 + len(changed)

@@ -103,6 +103,20 @@ def test_batch_norm_is_measured_with_the_root_sets_statistics() -> None:
     torch.testing.assert_close(model.frozen(weights, root)(one), before)
 
 
+def test_batch_norm_is_measured_with_the_mean_statistics_of_several_batches() -> None:
+    module = nn.Sequential(nn.BatchNorm2d(1, affine=False), nn.Flatten(), nn.Linear(4, 2))
+    model = Model(module)
+    batches = [torch.randn(count, 1, 2, 2) * scale + scale for count, scale in ((10, 1), (20, 3), (5, 8))]
+    trained = model.trained(model.initial_weights, *batches)
+    assert isinstance(trained, nn.Sequential)
+    norm = trained[0]
+    assert isinstance(norm, nn.BatchNorm2d)
+    # Each batch counts alike, however many examples are in it.
+    torch.testing.assert_close(norm.running_mean, torch.stack([batch.mean() for batch in batches]).mean().view(1))
+    torch.testing.assert_close(norm.running_var, torch.stack([batch.var() for batch in batches]).mean().view(1))
+    torch.testing.assert_close(model.frozen(model.initial_weights, *batches)(batches[0]), trained(batches[0]))
+
+
 def test_training_leaves_no_trace_in_the_module() -> None:
     model = Model(ResNet20((3, 8, 8), 4))
     before = model.initial_weights.clone()

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from fltrust.experiment import Experiment
+from fltrust.experiment import FIELDS, Experiment
 from fltrust.paper import EXHIBITS, PUBLISHED, Cell, Exhibit
 from fltrust.paper.plan import plan
 
@@ -61,6 +61,21 @@ def test_cifar_10_is_run_with_the_last_rate_of_the_search() -> None:
     attack = cell("methods", "CIFAR-10", "Scaling attack", "FedAvg").run.attack
     assert attack.trigger is not None
     assert attack.trigger.value > 1.5  # white, in deviations from the mean
+
+
+def test_cifar_10s_study_changes_one_thing_at_a_time() -> None:
+    cells = EXHIBITS["cifar-10-study"].cells
+    tables = {one.column: one.run for one in cells if one.row == "as the tables above"}
+    assert set(tables.values()) <= {one.run for one in EXHIBITS["methods"].cells}
+    changed: dict[str, set[frozenset[str]]] = {}
+    for one in cells:
+        assert one.paper is not None
+        fields = [name for name in FIELDS if getattr(one.run, name) != getattr(tables[one.column], name)]
+        changed.setdefault(one.row, set()).add(frozenset(fields))
+    assert all(len(of_all_columns) == 1 for of_all_columns in changed.values())
+    counts = [len(fields) for (fields,) in changed.values()]
+    assert counts == [0, 1, 1, 1, 1, 1, 1, 6, 8]
+    assert {one.run for one in EXHIBITS["cifar-10-rates"].cells[:2]} <= {one.run for one in cells}  # the paper's settings
 
 
 def test_the_exact_adaptive_attack_has_its_row_everywhere() -> None:

@@ -144,8 +144,9 @@ def test_runs_that_differ_only_in_arithmetic_are_paired() -> None:
 def some_runs() -> list[tuple[str, Cell]]:
     """All cells that switch something unusual, and some of the others."""
     cells = [(exhibit.name, cell) for exhibit in EXHIBITS.values() for cell in exhibit.cells]
-    unusual = [one for one in cells if one[0] in ("choices", "cifar-10-rates")]
-    return unusual + [one for one in cells if one[0] not in ("choices", "cifar-10-rates")][::9]
+    ours = [name for name, exhibit in EXHIBITS.items() if not exhibit.of_paper]
+    unusual = [one for one in cells if one[0] in ours]
+    return unusual + [one for one in cells if one[0] not in ours][::9]
 
 
 def called(monkeypatch: pytest.MonkeyPatch, module: str, name: str, words: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:

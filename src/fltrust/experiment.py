@@ -29,6 +29,7 @@ Initialisation = Literal["released", "torch"]
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]  # the most exact first
 MomentumKind = Literal["normalised", "plain"]
 Participation = Literal["pool", "fixed"]
+BatchNorm = Literal["root", "clients", "test"]
 
 
 def _field(default: Any, help: str) -> Any:
@@ -113,6 +114,11 @@ class Experiment:
     momentum_kind: MomentumKind = _field("normalised", "Clients' momentum: 'normalised' (beta m + (1 - beta) g) or 'plain' (beta m + g).")
     server: ServerOptimiser | None = _part(None, "The server's optimiser (default: SGD); see 'fltrust list optimisers'.", OPTIMISERS)
     metrics: tuple[str, ...] = _field((), "Metrics to record beside the errors; see 'fltrust list metrics'.")
+    batch_norm: BatchNorm = _field(
+        "root",
+        "Statistics that batch norm uses in evaluation: of the 'root' set, averaged over all 'clients' (up to 64 examples of each), "
+        "or of up to 1,000 'test' examples.",
+    )
 
     def __post_init__(self) -> None:
         for name in ("global_lr", "loss"):
@@ -153,6 +159,7 @@ class Experiment:
         known("precision", self.precision, get_args(Precision))
         known("participation", self.participation, get_args(Participation))
         known("momentum_kind", self.momentum_kind, get_args(MomentumKind))
+        known("batch_norm", self.batch_norm, get_args(BatchNorm))
         _require(0 <= self.client_momentum < 1, f"client_momentum must be at least 0 and below 1, not {self.client_momentum}")
         _require(self.local_epochs is None or self.local_epochs >= 1, f"local_epochs must be at least 1, not {self.local_epochs}")
         _require(self.local_epochs is None or self.local_steps == 1, "both local_steps and local_epochs are given: give one of them")

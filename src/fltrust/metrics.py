@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fltrust import threads
 from fltrust.errors import InputError
+from fltrust.experiment import BatchNorm
 from fltrust.registry import METRICS
 
 if TYPE_CHECKING:
@@ -43,12 +44,12 @@ class Evaluation:
     attack: "Attack | None" = None  # whose backdoor is measured
     shares: Tensor | None = None  # (n,) of the round's clients in the global update, the malicious clients first
     malicious: int = 0  # how many of them
+    batch_norm: BatchNorm = "root"  # whose statistics it uses
 
     @cached_property
     def predict(self) -> Any:
         """inputs -> outputs, as the server uses the model."""
-        root = torch.from_numpy(self.task.root).to(self.task.device)
-        return self.task.model.frozen(self.weights, self.task.inputs[root])
+        return self.task.model.frozen(self.weights, *self.task.norm_batches(self.batch_norm))
 
     @cached_property
     def test(self) -> Scores:
@@ -80,9 +81,10 @@ def evaluate(
     *,
     shares: Tensor | None = None,
     malicious: int = 0,
+    batch_norm: BatchNorm = "root",
 ) -> Mapping[str, Any]:
     """The metrics that every run records, and those asked for; a metric that does not apply is left out."""
-    evaluation = Evaluation(task, weights, attack, shares, malicious)
+    evaluation = Evaluation(task, weights, attack, shares, malicious, batch_norm)
     measured = {name: _measured(name, evaluation) for name in dict.fromkeys((*ALWAYS, *more))}
     return {name: value for name, value in measured.items() if value is not None}
 

@@ -68,6 +68,8 @@ def simulate(run: Experiment, task: Task, *, after: int = 0, state: State | None
         sizes = np.append(task.sizes, trained if run.root_batch == "batch" else [])
         if (sizes % run.batch_size).any():  # the last batch of an epoch is filled up, and batch norm would see it
             raise InputError(f"batch norm on a GPU needs whole batches: local_epochs asks for multiples of {run.batch_size} examples")
+    if run.batch_norm != "root" and not task.model.has_batch_norm:
+        raise InputError(f"batch_norm = '{run.batch_norm}' changes nothing: the model has no batch norm")
     if task.model.has_dropout and (run.local_epochs or in_chunks(run, run.clients_per_round)):
         raise InputError("a model with dropout cannot train by local_epochs, nor with more clients in a round than are in memory together")
     if after and state is None:
@@ -89,7 +91,9 @@ def _recorded(run: Experiment, task: Task, t: int, m: int, clients: np.ndarray, 
     alike = None if sent is None else _likeness(run, t, sent)
     return Record(
         round=t,
-        metrics=evaluate(task, player.state.weights, run.attack, run.metrics, shares=outcome.shares, malicious=m),
+        metrics=evaluate(
+            task, player.state.weights, run.attack, run.metrics, shares=outcome.shares, malicious=m, batch_norm=run.batch_norm
+        ),
         malicious=m,
         clients=tuple(clients.tolist()),
         shares=None if outcome.shares is None else tuple(outcome.shares.tolist()),

@@ -32,8 +32,8 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             help="Tables and figures: methods, variants, root-bias, convergence, root-size, clients, malicious, adaptive, choices, "
-            "cifar-10-rates (default: all of these). Other authors' numbers: checks, or some of them: r1, r1-long-tail, r2, r3, "
-            "r4-fashion-mnist, r4-cifar-10, corrections."
+            "cifar-10-rates, cifar-10-study (default: all of these). Other authors' numbers: checks, or some of them: r1, r1-long-tail, "
+            "r2, r3, r4-fashion-mnist, r4-cifar-10, corrections."
         ),
     ] = None,
     dataset: Annotated[list[str] | None, typer.Option(help="Only this data set. May be repeated.")] = None,

@@ -15,7 +15,7 @@ EXPERIMENT = "The experiment (left out: as usual for the data set)"
 PANELS = {
     EXPERIMENT: "dataset model rule attack seed num_clients malicious rounds",
     "Clients and data": "bias split clients_per_round participation standardise augment root_size root_bias root_sampling",
-    "Measuring": "evaluate_every metrics",
+    "Measuring": "evaluate_every metrics batch_norm",
 }
 TRAINING = "Training"  # every other field
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}

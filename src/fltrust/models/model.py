@@ -74,31 +74,32 @@ class Model:
         outputs: Tensor = functional_call(self.module, dict(zip(self.names, self.split(weights), strict=True)), (inputs,))
         return outputs
 
-    def frozen(self, weights: Tensor, root_inputs: Tensor) -> Callable[[Tensor], Tensor]:
-        """inputs -> outputs as the server uses them."""
-        module = self._load(self._measured, weights, root_inputs)
-        if weights.is_cuda or root_inputs.dim() != 4:
+    def frozen(self, weights: Tensor, *batches: Tensor) -> Callable[[Tensor], Tensor]:
+        """inputs -> outputs as the server uses them. Batch norm's statistics are the mean of these batches'."""
+        module = self._load(self._measured, weights, batches)
+        if weights.is_cuda or batches[0].dim() != 4:
             return module
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return lambda images: module(images.contiguous(memory_format=torch.channels_last))
 
-    def trained(self, weights: Tensor, root_inputs: Tensor) -> nn.Module:
+    def trained(self, weights: Tensor, *batches: Tensor) -> nn.Module:
         """The module that was given, with these weights, ready to be used: a copy, in evaluation mode."""
-        module = self._load(copy.deepcopy(self._measured), weights, root_inputs)
+        module = self._load(copy.deepcopy(self._measured), weights, batches)
         return module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
     @torch.no_grad()
-    def _load(self, module: nn.Module, weights: Tensor, root_inputs: Tensor) -> nn.Module:
-        """Puts the weights into the module. Batch norm's statistics are those of the root set, the only data that the server trusts."""
+    def _load(self, module: nn.Module, weights: Tensor, batches: tuple[Tensor, ...]) -> nn.Module:
+        """Puts the weights into the module, and the batches' statistics into its batch norm."""
         module.to(weights.device).eval()
         for parameter, part in zip(trainable(module), self.split(weights), strict=True):
             parameter.copy_(part)
         norms = [layer for layer in _batch_norms(module) if layer.track_running_stats]
         usual = [layer.momentum for layer in norms]
         for layer in norms:
-            layer.train().momentum = 1.0  # the last batch seen is the statistics
-        if norms:
-            module(root_inputs)
+            layer.reset_running_stats()
+            layer.train().momentum = None  # the mean over the batches seen
+        for batch in batches if norms else ():
+            module(batch)
         for layer, momentum in zip(norms, usual, strict=True):
             layer.eval().momentum = momentum
         return module

@@ -96,7 +96,7 @@ def labels_of(run: Experiment, task: Task) -> Labels:
     """Compares the root set's labels with a model's that was trained without them."""
     *_, last = simulate(dataclasses.replace(run, rule=FedAvg(), evaluate_every=run.rounds), task)
     assert last.weights is not None
-    evaluation = Evaluation(task, last.weights)
+    evaluation = Evaluation(task, last.weights, batch_norm=run.batch_norm)
     inputs, targets = (part[torch.from_numpy(task.root).to(task.device)] for part in (task.inputs, task.targets))
     scores = evaluation.scores(inputs, targets)
     error, expected = scores.error.mean().item(), evaluation.test.error.mean().item()

@@ -160,8 +160,8 @@ def run(
         with RunDirectory(path, experiment, task) as written:
             _, state = written.resume(first_state(experiment, task))
     assert state is not None  # the last round is always evaluated
-    root = task.inputs[torch.from_numpy(task.root).to(task.device)]
-    return RunResult(experiment, task, tuple(records), task.model.trained(state.weights.to(task.device), root))
+    trained = task.model.trained(state.weights.to(task.device), *task.norm_batches(experiment.batch_norm))
+    return RunResult(experiment, task, tuple(records), trained)
 
 
 class _Kept(Sink):

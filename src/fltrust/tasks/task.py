@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from fltrust.attacks.attack import Attack, MaliciousClient, relabelled
 from fltrust.codec import built
 from fltrust.errors import InputError
+from fltrust.experiment import BatchNorm
 from fltrust.models import Model
 from fltrust.objectives import CrossEntropy, Objective
 from fltrust.randomness import reseed, stream
 from fltrust.registry import ATTACKS, OBJECTIVES
 from fltrust.tasks.holdings import Holdings, Indices
 from fltrust.tasks.splits import IID, Split, partition
+
+CLIENT_BATCH = 64  # examples of a client whose statistics batch norm may use in evaluation
+TEST_BATCH = 1_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,7 +132,7 @@ class Task:
             The server's examples, as indices into `inputs`. A number (if `clients` is one): so many, as many of each class.
         model : torch.nn.Module
             Any module that takes a batch of inputs. Its parameters are the first weights. Dropout layers work; batch norm uses each batch's
-            statistics in training and the root set's in tests.
+            statistics in training and, unless `batch_norm` says otherwise, the root set's in tests.
         split : Split or None, default None
             How the examples are split if `clients` is a number; None splits them at random and evenly. See 'fltrust list splits'.
         objective : Objective or str, default CrossEntropy()
@@ -320,6 +324,17 @@ class Task:
             digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
+    def norm_batches(self, of: BatchNorm = "root") -> list[Tensor]:
+        """The inputs whose statistics batch norm uses in evaluation, batch by batch.
+
+        The server can trust the root set alone: a malicious client's examples may be poisoned, and nobody has the test examples beforehand.
+        """
+        if of == "test":
+            return [_spread(self.test_inputs, TEST_BATCH)]
+        # One example alone has no variance.
+        owners = [self.root] if of == "root" else [_spread(own, CLIENT_BATCH) for own in self.clients if len(own) > 1]
+        return [self.inputs[torch.from_numpy(own).to(self.device)] for own in owners]
+
     def to(self, device: str | torch.device) -> "Task":
         """The task with its examples and its model on a device."""
         self.model.module.to(device)  # its buffers and frozen parameters
@@ -333,6 +348,14 @@ class Task:
     @property
     def sizes(self) -> NDArray[np.int64]:
         return self.clients.sizes
+
+
+Rows = TypeVar("Rows", Tensor, Indices)
+
+
+def _spread(rows: Rows, most: int) -> Rows:
+    """At most so many of the rows, spread over all of them, which may be sorted by class."""
+    return rows[:: -(-len(rows) // most)]
 
 
 def standardised(train: NDArray[np.generic], test: NDArray[np.generic]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
