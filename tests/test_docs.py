@@ -175,6 +175,8 @@ def check(words: list[str], folder: Path) -> None:
         assert (ROOT / rest[0]).exists() or (ROOT / "src/fltrust/flower/template" / rest[0]).exists(), words
     elif program in ("flwr", "flower-superlink", "flower-supernode"):
         assert program in {script.name for script in distribution("flwr").entry_points}, words
+    elif program == "export":  # a switch that Flower knows
+        assert getattr(importlib.import_module("flwr.common.constant"), rest[0].partition("=")[0]), words
     elif program.startswith("PYTHONPATH="):
         check(words[1:], folder)
     else:
