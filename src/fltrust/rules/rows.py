@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import fltrust.threads  # noqa: F401  rules must not hang in a forked process
 from fltrust.errors import InputError
 
 _BLOCK = 1 << 22  # values of (n, d) that are held in float64 at a time
