@@ -182,13 +182,15 @@ def mean_if_usable(updates: Tensor, shares: Tensor) -> Tensor | None:
     """shares @ updates (d,), added up in float64; None if a row of another share than 0 is not usable: NaN and infinity show in it."""
     rows, mean = updates.detach().numpy(), np.empty(updates.shape[1], np.float32)
     heard, factors = _in_fours(shares)
+    if some_zero(rows, heard):
+        return None
     wrong, blocks = np.zeros(torch.get_num_threads()), -(-mean.size // _COLUMNS)
 
     def work(part: int, start: int, stop: int) -> None:
         wrong[part] = _weighted_mean(rows, heard, factors, mean, start, stop)
 
     in_threads(work, blocks, 1)
-    return None if wrong.any() or (mean.size and some_zero(rows, heard)) else torch.from_numpy(mean)  # NaN is not 0
+    return None if wrong.any() else torch.from_numpy(mean)  # NaN is not 0
 
 
 def _in_fours(factor: Tensor) -> tuple[NDArray[np.int64], Floats]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.preaggregation import Measured, PreAggregation
-from fltrust.rules.rows import divisor
+from fltrust.rules.rows import divisor, room_for
 from fltrust.rules.rule import Aggregate, Received, Rule, try_rule
 from fltrust.state import Memory
 
@@ -73,8 +73,9 @@ class BySize(PreAggregation):
         return ((place[:, None] >= last - copies) & (place[:, None] < last)).double()
 
     def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
-        rows = sent.received.updates.index_select(0, mixing.argmax(1))
-        return torch.where((mixing != 0).any(1)[:, None], rows, 0)
+        updates = sent.received.updates
+        copies = torch.index_select(updates, 0, mixing.argmax(1), out=room_for(len(mixing), updates))
+        return copies.masked_fill_((mixing == 0).all(1)[:, None], 0)
 
     def handed_on(self, received: Received, rows: Tensor, mixing: Tensor) -> Received:
         return replace(received, updates=rows, sizes=None, client_ids=None)  # sizes count once

@@ -84,6 +84,21 @@ def counts(size: Tensor) -> Tensor:
     return (size > 0) & (size < torch.inf)
 
 
+def room_for(count: int, updates: Tensor) -> Tensor:
+    """Memory (count, d) for rows like these. On a CPU NumPy's: it asks for large pages, and torch's takes four times as long to fill."""
+    d = updates.shape[1]
+    if updates.device.type == "cpu":
+        return torch.from_numpy(np.empty((count, d), np.float32 if updates.dtype == torch.float32 else np.float64))
+    return updates.new_empty(count, d)
+
+
+def usable_only(updates: Tensor, usable: Tensor) -> Tensor:
+    """The updates, with zeros for rows that are not usable; on a CPU not a copy if all are."""
+    if updates.device.type == "cpu" and usable.all():
+        return updates
+    return torch.where(usable[:, None], updates, 0)
+
+
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
     """Which rows are usable, how long they are, and their cosine with a direction (d,) of norm 1: one read, sums in float64."""
     if kernels := kernels_for(updates):
