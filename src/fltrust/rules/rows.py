@@ -84,17 +84,26 @@ def counts(size: Tensor) -> Tensor:
     return (size > 0) & (size < torch.inf)
 
 
+def _on_cpu(updates: Tensor) -> bool:
+    """Whether these are values in memory, and not a stand-in for them."""
+    return updates.device.type == "cpu" and type(updates) is Tensor
+
+
 def room_for(count: int, updates: Tensor) -> Tensor:
     """Memory (count, d) for rows like these. On a CPU NumPy's: it asks for large pages, and torch's takes four times as long to fill."""
     d = updates.shape[1]
-    if updates.device.type == "cpu":
+    if _on_cpu(updates):
         return torch.from_numpy(np.empty((count, d), np.float32 if updates.dtype == torch.float32 else np.float64))
     return updates.new_empty(count, d)
 
 
+def copied(rows: Tensor) -> Tensor:
+    return room_for(len(rows), rows).copy_(rows)
+
+
 def usable_only(updates: Tensor, usable: Tensor) -> Tensor:
     """The updates, with zeros for rows that are not usable; on a CPU not a copy if all are."""
-    if updates.device.type == "cpu" and usable.all():
+    if _on_cpu(updates) and usable.all():
         return updates
     return torch.where(usable[:, None], updates, 0)
 
@@ -232,8 +241,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
 
 def sign_sums(updates: Tensor, usable: Tensor) -> Tensor:
     """Per coordinate, how many more usable values are positive than negative (d,)."""
-    blocks = (updates[:, columns] for columns in column_blocks(updates))
-    return torch.cat([torch.where(usable[:, None], block, 0).sign().sum(0) for block in blocks])
+    return torch.cat([usable_only(updates[:, columns], usable).sign().sum(0) for columns in column_blocks(updates)])
 
 
 def finite(update: Tensor, like: Tensor) -> Tensor:
