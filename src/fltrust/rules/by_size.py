@@ -73,9 +73,11 @@ class BySize(PreAggregation):
         return ((place[:, None] >= last - copies) & (place[:, None] < last)).double()
 
     def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
-        updates = sent.received.updates
-        copies = torch.index_select(updates, 0, mixing.argmax(1), out=room_for(len(mixing), updates))
-        return copies.masked_fill_((mixing == 0).all(1)[:, None], 0)
+        updates, n = sent.received.updates, len(sent.received.updates)
+        source = room_for(n + 1, updates)  # the rows and one of zeros
+        source[:n], source[n] = updates, 0
+        which = torch.where((mixing != 0).any(1), mixing.argmax(1), n)
+        return torch.index_select(source, 0, which, out=room_for(len(which), updates))
 
     def handed_on(self, received: Received, rows: Tensor, mixing: Tensor) -> Received:
         return replace(received, updates=rows, sizes=None, client_ids=None)  # sizes count once
