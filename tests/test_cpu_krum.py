@@ -17,6 +17,12 @@ from fltrust.fast import cpu
 N = 90
 
 
+@pytest.fixture(autouse=True)
+def few_rows_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else so few would be compared in float64 at once."""
+    monkeypatch.setattr("fltrust.rules.pairs._FEW", 2)
+
+
 def rows_of(kind: str, chance: torch.Generator) -> Tensor:
     updates = torch.randn(N, 3000, generator=chance)
     if kind == "twins":  # of each row, so that every score has its equal
@@ -73,8 +79,7 @@ def test_the_bound_is_that_of_a_sum_of_as_many_products_as_a_block_has() -> None
     assert ((rough[0] - sq_distances(updates)).abs() <= rough[1])[apart].all()
 
 
-def test_the_bound_holds_for_long_rows_whose_sums_round_the_same_way_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fltrust.rules.pairs._FEW", 2)
+def test_the_bound_holds_for_long_rows_whose_sums_round_the_same_way_at_each_step() -> None:
     d, value = 20_000_000, 1.90811288356781
     updates = torch.zeros(2, d)
     updates[0], updates[1, 0] = value, 1e-10
@@ -113,7 +118,6 @@ def test_a_programs_lower_precision_does_not_choose_another_row(monkeypatch: pyt
 
 def test_without_onednn_torchs_own_product_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = rows_of("random", torch.Generator().manual_seed(0))
-    monkeypatch.setattr(cpu, "_MANY", 1)
     products, wrong = cpu.rough_gram(updates)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
     monkeypatch.setattr(cpu, "linear", None)

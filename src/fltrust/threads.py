@@ -28,6 +28,16 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), initializer=lambda: torch.set_num_threads(1))
 
 
+def _without_the_parents_threads() -> None:
+    """In a forked process, which has one thread: GNU's OpenMP, on which torch relies, waits forever for those of the process before."""
+    _pool.cache_clear()
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_without_the_parents_threads)
+
+
 def each(work: Callable[[Part], Result], parts: Iterable[Part]) -> list[Result]:
     """work(part) for every part, in order, a core at a time for each."""
     return list(_pool().map(work, parts))

@@ -35,7 +35,6 @@ __all__ = [
 
 _COLUMNS = 8192  # whose sums stay in the second cache while all rows are added to them; fewer make short reads of each row
 _TILE = 2048  # columns that are multiplied in float32 before float64 takes over
-_MANY = 400  # rows from which oneDNN multiplies faster than MKL: it needs a copy of them
 _WIDTH = 512  # columns whose inner products are taken at the same time
 
 
@@ -183,13 +182,15 @@ def mean_if_usable(updates: Tensor, shares: Tensor) -> Tensor | None:
     """shares @ updates (d,), added up in float64; None if a row of another share than 0 is not usable: NaN and infinity show in it."""
     rows, mean = updates.detach().numpy(), np.empty(updates.shape[1], np.float32)
     heard, factors = _in_fours(shares)
+    if some_zero(rows, heard):
+        return None
     wrong, blocks = np.zeros(torch.get_num_threads()), -(-mean.size // _COLUMNS)
 
     def work(part: int, start: int, stop: int) -> None:
         wrong[part] = _weighted_mean(rows, heard, factors, mean, start, stop)
 
     in_threads(work, blocks, 1)
-    return None if wrong.any() or (mean.size and some_zero(rows, heard)) else torch.from_numpy(mean)  # NaN is not 0
+    return None if wrong.any() else torch.from_numpy(mean)  # NaN is not 0
 
 
 def _in_fours(factor: Tensor) -> tuple[NDArray[np.int64], Floats]:
@@ -304,11 +305,11 @@ def rough_gram(updates: Tensor) -> tuple[Tensor, float]:
 
     A sum of w products in float32 is wrong by at most w u / (1 - w u) times the sum of their absolute values, u = 2^-24, in whatever
     order it is added up (Higham, Accuracy and Stability, 3.1); by Cauchy and Schwarz that sum is at most the product of the norms.
-    Blocks of columns are added up in float64. oneDNN multiplies many rows: MKL takes twice as long where it leaves AVX-512 unused.
+    Blocks of columns are added up in float64. oneDNN multiplies, on copies: MKL takes twice as long where it leaves AVX-512 unused.
     """
     n, d = updates.shape
     products, strip = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 5))
-    onednn = n >= _MANY and torch.backends.mkldnn.is_available()
+    onednn = torch.backends.mkldnn.is_available()
     for first in range(0, d, _TILE):
         block = updates.detach()[:, first : first + _TILE]
         block = block.contiguous() if onednn else block

@@ -298,8 +298,10 @@ def ranked_mean(updates: Tensor, usable: Tensor, trim: int | None) -> Tensor:
 def ranked_mean_if_usable(updates: Tensor, trim: int | None) -> Tensor | None:
     """The `ranked_mean` of all rows; None if one of them is not usable."""
     every = np.arange(len(updates))
+    if some_zero(updates.detach().numpy(), every):
+        return None
     mean, finite = _ranked(updates, every, trim)
-    return mean if finite and not some_zero(updates.detach().numpy(), every) else None
+    return mean if finite else None
 
 
 def _ranked(updates: Tensor, index: Index, trim: int | None) -> tuple[Tensor, bool]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.pairs import cosines_between
-from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, weighted_sum
+from fltrust.rules.rows import Rows, copied, direction_and_norm, divisor, finite, measure, median_of, room_for, usable_only, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.state import Memory
@@ -119,12 +119,13 @@ class Anchor(Rule):
         weight = (1 - self.momentum) * (longest / torch.where(usable, rows.norm, 1)).clamp(max=1)  # (n,): of this round's updates
         rounds = memory.rounds[ids] + usable
         # Few copies of the (n, d) rows, since on a CPU each costs more than what is done to it. A row that is not usable changes nothing.
-        heard = torch.where(usable[:, None], updates, 0)
+        heard = usable_only(updates, usable)
         decay, weight = torch.where(usable, torch.full_like(weight, self.momentum), 1), torch.where(usable, weight, 0)
-        sums = memory.sums[ids].mul_(decay.to(updates.dtype)[:, None]).addcmul_(heard, weight.to(updates.dtype)[:, None])
+        sums = torch.index_select(memory.sums, 0, ids, out=room_for(len(ids), updates))
+        sums.mul_(decay.to(updates.dtype)[:, None]).addcmul_(heard, weight.to(updates.dtype)[:, None])
         whole = 1 - self.momentum ** rounds.clamp(min=1).to(updates.dtype)  # (n,): the sum of the weights so far
-        means = finite(heard.copy_(sums).div_(whole[:, None]), updates).masked_fill_(~usable[:, None], 0)
-        return means, Voices(memory.sums.index_copy(0, ids, sums), memory.rounds.index_copy(0, ids, rounds))
+        means = finite(copied(sums).div_(whole[:, None]), updates).masked_fill_(~usable[:, None], 0)
+        return means, Voices(copied(memory.sums).index_copy_(0, ids, sums), memory.rounds.index_copy(0, ids, rounds))
 
     def aggregate(self, received: Received) -> Aggregate:
         updates, root_update = received.updates, received.root_update

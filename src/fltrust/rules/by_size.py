@@ -9,7 +9,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.preaggregation import Measured, PreAggregation
-from fltrust.rules.rows import divisor
+from fltrust.rules.rows import divisor, room_for
 from fltrust.rules.rule import Aggregate, Received, Rule, try_rule
 from fltrust.state import Memory
 
@@ -73,8 +73,11 @@ class BySize(PreAggregation):
         return ((place[:, None] >= last - copies) & (place[:, None] < last)).double()
 
     def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
-        rows = sent.received.updates.index_select(0, mixing.argmax(1))
-        return torch.where((mixing != 0).any(1)[:, None], rows, 0)
+        updates, n = sent.received.updates, len(sent.received.updates)
+        source = room_for(n + 1, updates)  # the rows and one of zeros
+        source[:n], source[n] = updates, 0
+        which = torch.where((mixing != 0).any(1), mixing.argmax(1), n)
+        return torch.index_select(source, 0, which, out=room_for(len(which), updates))
 
     def handed_on(self, received: Received, rows: Tensor, mixing: Tensor) -> Received:
         return replace(received, updates=rows, sizes=None, client_ids=None)  # sizes count once

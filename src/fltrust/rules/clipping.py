@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.rows import divisor, finite, measure, median_of, weighted_sum
+from fltrust.rules.rows import divisor, finite, measure, median_of, room_for, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -57,7 +57,7 @@ class CentredClipping(Rule):
         count = usable.sum()
         centre, shares = memory, torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
         for _ in range(self.steps):
-            away = updates - centre  # (n, d)
+            away = torch.sub(updates, centre, out=room_for(len(updates), updates))  # (n, d)
             rows = measure(away)
             distance = rows.norm
             tau = median_of(distance, usable) if self.tau is None else self.tau

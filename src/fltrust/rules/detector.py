@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.history import cosine_matrix
 from fltrust.rules.mean import FedAvg
+from fltrust.rules.pairs import cosines_between
 from fltrust.rules.preaggregation import PreAggregation
-from fltrust.rules.rows import LARGEST, divisor, finite, measure, weighted_sum
+from fltrust.rules.rows import LARGEST, copied, divisor, finite, measure, usable_only, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step
 from fltrust.state import Memory
 
@@ -43,7 +43,8 @@ def hessian_product(steps: Tensor, changes: Tensor, move: Tensor) -> Tensor:
     solution. A pair (s, y) counts the same at any length, so all steps are brought to length 1 and the changes with them.
     """
     m, stack = len(steps), torch.cat((steps, changes, move[None]))  # (2m + 1, d)
-    rows, cosines = measure(stack), cosine_matrix(stack).cpu().numpy()
+    rows = measure(stack)
+    cosines = cosines_between(stack, rows).clamp(-1, 1).cpu().numpy()
     norm = rows.norm.cpu().numpy()
     with np.errstate(all="ignore"):
         ratio = np.nan_to_num(norm[m : 2 * m] / norm[:m], nan=0, posinf=LARGEST)
@@ -190,7 +191,7 @@ class FLDetector(PreAggregation):
         change = hessian_product(memory.steps[-m:], memory.changes[-m:], move) if m else None  # (d,)
         errors = self._errors(updates, ids, usable, change, memory)
         caught = self._caught(received, usable, errors[ids], memory)
-        clean = replace(received, updates=torch.where((usable & ~caught)[:, None], updates, 0))
+        clean = replace(received, updates=usable_only(updates, usable & ~caught))
         aggregate, within = take_step(self.rule, clean, memory.rule)
         if not bool(usable.any()):
             return aggregate, memory._replace(rule=within)
@@ -202,7 +203,7 @@ class FLDetector(PreAggregation):
             rounds=memory.rounds + 1,
             weights=weights.clone(),
             update=aggregate.update.clone(),
-            expected=expected.index_copy(0, there, sent),
+            expected=copied(expected).index_copy_(0, there, sent),
             known=memory.known.index_fill(0, there, True),
             errors=errors,
             removed=memory.removed.index_fill(0, ids[caught], True) if self.for_good else memory.removed,

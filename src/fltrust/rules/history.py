@@ -7,17 +7,9 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.pairs import gram
-from fltrust.rules.rows import divisor, finite, measure, weighted_sum
+from fltrust.rules.pairs import cosines_between
+from fltrust.rules.rows import copied, divisor, finite, measure, room_for, usable_only, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
-
-
-def cosine_matrix(rows: Tensor) -> Tensor:
-    """The rows' cosines with each other (n, n), in float64; 0 for rows of zeros."""
-    peak = rows.abs().amax(1, keepdim=True)
-    products = gram(rows / torch.where(peak > 0, peak, 1))  # so that no square overflows or vanishes
-    norm = products.diagonal().sqrt()
-    return (products / divisor(norm[:, None] * norm)).clamp(-1, 1)
 
 
 @RULES.register("foolsgold", label="FoolsGold", reference="Fung, Yoon, Beschastnikh, RAID 2020")
@@ -66,11 +58,12 @@ class FoolsGold(Rule):
         updates, ids = received.updates, received.client_ids
         assert ids is not None  # take_step checks this
         rows = measure(updates)
-        seen = updates[:, -memory.shape[1] :]
-        memory = memory.index_add(0, ids, torch.where(rows.usable[:, None], seen, 0))
-        history = memory[ids]  # (n, d)
-        counts = rows.usable & measure(history).usable  # a client whose history has overflowed is out for good
-        alike = cosine_matrix(torch.where(counts[:, None], history, 0)).fill_diagonal_(0)  # (n, n)
+        seen = usable_only(updates, rows.usable)[:, -memory.shape[1] :]
+        memory = copied(memory).index_add_(0, ids, seen)
+        history = torch.index_select(memory, 0, ids, out=room_for(len(ids), memory))  # (n, d)
+        known = measure(history)
+        counts = rows.usable & known.usable  # a client whose history has overflowed is out for good
+        alike = cosines_between(history, known._replace(usable=counts)).clamp(-1, 1).fill_diagonal_(0)  # (n, n)
         most = torch.where(counts, alike.amax(1), -1) + 1e-5  # (n,): v
         pardon = torch.where(most[:, None] < most, most[:, None] / most, 1)
         voice = torch.where(counts, 1 - (alike * pardon).amax(1), 0).clamp(0, 1)

@@ -16,7 +16,7 @@ from fltrust.registry import RULES
 from fltrust.rules.gram import GramRule
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.pairs import inner_products, sq_distances_of
-from fltrust.rules.rows import Rows, combined, finite, in_order, measure, median_of
+from fltrust.rules.rows import Rows, combined, finite, in_order, measure, median_of, room_for, usable_only
 from fltrust.rules.rule import Aggregate, Received, Rule, take_step, take_traits
 from fltrust.state import Memory
 
@@ -53,8 +53,8 @@ class PreAggregation(Rule):
     def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
         """The rows that go on (k, d), of the updates' dtype and finite."""
         updates = sent.received.updates
-        clean = torch.where(sent.rows.usable[:, None], updates, 0)
-        return finite(mixing.to(updates.dtype) @ clean, updates)
+        clean = usable_only(updates, sent.rows.usable)
+        return finite(torch.mm(mixing.to(updates.dtype), clean, out=room_for(len(mixing), updates)), updates)
 
     def handed_on(self, received: Received, rows: Tensor, mixing: Tensor) -> Received:
         """What the rule within sees: the rows that go on (k, d) and, as long as each is one client's, all that was known before."""
@@ -205,8 +205,8 @@ class Clipping(PreAggregation):
         return torch.where(usable, torch.where(norm > bound, bound / norm, 1), 0).diag()
 
     def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
-        updates = sent.received.updates
-        return torch.where(sent.rows.usable[:, None], updates * mixing.diagonal().to(updates.dtype)[:, None], 0)
+        clean = usable_only(sent.received.updates, sent.rows.usable)
+        return torch.mul(clean, mixing.diagonal().to(clean.dtype)[:, None], out=room_for(len(clean), clean))
 
 
 @RULES.register("arc", label="ARC", reference="Allouah et al., ICLR 2025")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import fltrust.threads  # noqa: F401  rules must not hang in a forked process
 from fltrust.errors import InputError
 
 _BLOCK = 1 << 22  # values of (n, d) that are held in float64 at a time
@@ -81,6 +82,30 @@ def scaled(updates: Tensor, scale: Tensor) -> Tensor:
 def counts(size: Tensor) -> Tensor:
     """Whether it is finite and more than zero; NaN is neither."""
     return (size > 0) & (size < torch.inf)
+
+
+def _on_cpu(updates: Tensor) -> bool:
+    """Whether these are values in memory, and not a stand-in for them."""
+    return updates.device.type == "cpu" and type(updates) is Tensor
+
+
+def room_for(count: int, updates: Tensor) -> Tensor:
+    """Memory (count, d) for rows like these. On a CPU NumPy's: it asks for large pages, and torch's takes four times as long to fill."""
+    d = updates.shape[1]
+    if _on_cpu(updates):
+        return torch.from_numpy(np.empty((count, d), np.float32 if updates.dtype == torch.float32 else np.float64))
+    return updates.new_empty(count, d)
+
+
+def copied(rows: Tensor) -> Tensor:
+    return room_for(len(rows), rows).copy_(rows)
+
+
+def usable_only(updates: Tensor, usable: Tensor) -> Tensor:
+    """The updates, with zeros for rows that are not usable; on a CPU not a copy if all are."""
+    if _on_cpu(updates) and usable.all():
+        return updates
+    return torch.where(usable[:, None], updates, 0)
 
 
 def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
@@ -216,8 +241,7 @@ def nearest_mean(updates: Tensor, usable: Tensor, drop: int, trim: int | None) -
 
 def sign_sums(updates: Tensor, usable: Tensor) -> Tensor:
     """Per coordinate, how many more usable values are positive than negative (d,)."""
-    blocks = (updates[:, columns] for columns in column_blocks(updates))
-    return torch.cat([torch.where(usable[:, None], block, 0).sign().sum(0) for block in blocks])
+    return torch.cat([usable_only(updates[:, columns], usable).sign().sum(0) for columns in column_blocks(updates)])
 
 
 def finite(update: Tensor, like: Tensor) -> Tensor:

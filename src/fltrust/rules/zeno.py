@@ -7,7 +7,7 @@ import torch
 
 from fltrust.errors import InputError
 from fltrust.registry import RULES
-from fltrust.rules.rows import combined, direction_and_norm, divisor, finite, measure, weighted_sum
+from fltrust.rules.rows import combined, direction_and_norm, divisor, finite, measure, room_for, usable_only, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 
@@ -64,8 +64,10 @@ class Zeno(Rule):
             raise InputError(f"Zeno cannot tolerate {self.tolerate} of {n}: it needs more clients than it tolerates")
         lr = updates.new_ones(()) if received.global_lr is None else received.global_lr
         rows = measure(updates)
-        tried = weights + lr * torch.where(rows.usable[:, None], updates, 0)  # (n, d)
-        loss = root_loss(torch.cat((weights[None], tried))).double()  # (n + 1,)
+        tried = room_for(n + 1, updates)  # (n + 1, d): the weights, and then with each update
+        tried[0] = weights
+        torch.mul(usable_only(updates, rows.usable), lr, out=tried[1:]).add_(weights)
+        loss = root_loss(tried).double()  # (n + 1,)
         square = rows.norm.square() / (d if self.mean_square else 1)
         score = loss[0] - loss[1:] - self.rho * lr * square
         usable = rows.usable & torch.isfinite(score)
