@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import made_up
+from made_up import made_up, nested
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -99,6 +99,9 @@ def test_a_result_is_found_by_its_experiment_whatever_the_arithmetic() -> None:
         (lambda content: content.update(metrics={"test_loss": [1.0]}), "lengths"),
         (lambda content: content.update(metrics=[1.0]), "no result"),
         (lambda content: content["experiment"].update(rounds="many"), "rounds cannot be 'many'"),
+        (lambda content: content["experiment"].update(rule=nested(15)), "more than 10 rules within each other"),
+        (lambda content: content["experiment"].update(rule=nested(150)), "nested data that no run writes"),
+        (lambda content: content["experiment"].update(rule={"name": "gone", "parameter": nested(450)}), "nested data that no run writes"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, change: Any, said: str) -> None:

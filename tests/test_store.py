@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_task
+from made_up import nested
 from test_round import small_run
 
 from fltrust.attacks import Mimic, TrimAttack
@@ -287,6 +288,16 @@ def test_experiments_are_told_apart_by_the_fields_that_differ(changes: dict[str,
 def test_many_differences_are_counted() -> None:
     other = small_run(rounds=7, malicious=1, seed=1, warmup=3, loss="mean", root_size=13, local_steps=2)
     assert differences(RUN, other).endswith("; and 3 more")
+
+
+@pytest.mark.parametrize(("levels", "said"), [(15, "more than 10 rules"), (300, "nested data that no run writes")])
+def test_a_declaration_that_is_nested_without_end_is_refused(tmp_path: Path, levels: int, said: str) -> None:
+    carry_on(tmp_path, stop_after=1)
+    declared = json.loads((tmp_path / "experiment.json").read_text())
+    declared["experiment"]["rule"] = nested(levels)
+    (tmp_path / "experiment.json").write_text(json.dumps(declared))
+    with pytest.raises(InputError, match=said):
+        carry_on(tmp_path)
 
 
 def test_a_federation_in_the_directory_is_named(tmp_path: Path) -> None:

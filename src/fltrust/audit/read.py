@@ -95,10 +95,7 @@ class Reader:
             raise InputError(f"{path} is no run directory: it has no experiment.json")
         if not self.file.is_file():
             raise InputError(f"{path} has no round to show yet: records.jsonl is missing")
-        try:
-            self.run: Run = read_declaration(path)
-        except RecursionError as problem:
-            raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
+        self.run: Run = read_declaration(path)
         self._changed = False
         self._forget()
         self._named_as: tuple[int, int, int] | None = None

@@ -14,6 +14,7 @@ from typing import IO, Any, Self
 from fltrust.errors import InputError
 
 MOST_BYTES = 64 * 2**20  # of a JSON file, and of a line of records; 100,000 nodes fill about a third
+MOST_NESTED = 50  # lists and objects within each other in a JSON file; what reads them goes down by itself
 
 
 def lock(path: Path) -> IO[str]:
@@ -156,7 +157,16 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read: {problem}") from problem
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no JSON object")
+    if _too_deep(content):
+        raise InputError(f"{path} holds nested data that no run writes: it is damaged")
     return content
+
+
+def _too_deep(content: object) -> bool:
+    level: list[Any] = [content]
+    for _ in range(MOST_NESTED):
+        level = [part for one in level if isinstance(one, dict | list) for part in (one.values() if isinstance(one, dict) else one)]
+    return bool(level)
 
 
 CPU_INFO = Path("/proc/cpuinfo")
