@@ -391,6 +391,27 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_empties_no_file(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("hi")
+    (tmp_path / ".lock").write_text("precious")
+    with pytest.raises(InputError, match="not empty"):
+        carry_on(tmp_path)
+    assert (tmp_path / ".lock").read_text() == "precious"
+
+
+def test_a_lock_that_is_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    for name in ("link", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link" / ".lock").symlink_to("../victim")
+    (tmp_path / "folder" / ".lock").mkdir()
+    with pytest.raises(InputError, match=r"\.lock cannot be opened: it is a link"):
+        carry_on(tmp_path / "link")
+    with pytest.raises(InputError, match=r"\.lock cannot be opened: "):
+        carry_on(tmp_path / "folder")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
 @pytest.mark.parametrize("damage", ["cut", "pickled", "other model", "other round", "text"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, damage: str) -> None:
     carry_on(tmp_path, stop_after=2)

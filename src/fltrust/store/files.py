@@ -17,10 +17,14 @@ MOST_BYTES = 64 * 2**20  # of a JSON file, and of a line of records; 100,000 nod
 MOST_NESTED = 50  # lists and objects within each other in a JSON file; what reads them goes down by itself
 
 
-def lock(path: Path) -> IO[str]:
+def lock(path: Path) -> IO[bytes]:
     """Makes the directory and keeps other processes from writing there until the file is closed, also by the end of this process."""
     path.mkdir(parents=True, exist_ok=True)
-    file = (path / ".lock").open("w")
+    own = path / ".lock"
+    try:  # it may be somebody else's file, or a link to one: nothing is written into it, not even emptied
+        file = os.fdopen(os.open(own, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666), "rb")
+    except OSError as problem:
+        raise InputError(f"{own} cannot be opened: {'it is a link' if own.is_symlink() else problem.strerror}") from problem
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
