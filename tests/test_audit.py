@@ -407,6 +407,19 @@ def test_nodes_beyond_the_limit_are_left_out(tmp_path: Path, monkeypatch: pytest
 FILES = ("experiment.json", "nodes.json", "records.jsonl")
 
 
+def test_a_small_file_of_many_rounds_of_many_nodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, 1)
+    rewrite(tmp_path, {"round": 1, "clients": list(range(20_000))}, *({"round": t} for t in range(2, 1001)))
+    with pytest.raises(InputError, match="too large to judge: 1,000 rounds of 20,000 nodes"):
+        Audit(tmp_path)
+    monkeypatch.setattr("fltrust.audit.read.MOST_CELLS", 10 * N)
+    assert Audit(written(tmp_path, 10)).findings()
+    run = Audit(tmp_path)
+    append(tmp_path, line(11))
+    with pytest.raises(InputError, match=f"11 rounds of {N} nodes"):
+        run.refresh()
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,15 @@ def test_a_result_of_ones_own_data_stays_in_the_folder(tmp_path: Path, name: str
 def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, RUN, build_task(RUN)), pytest.raises(InputError, match="no evaluated round"):
         results.distil(tmp_path)
+
+
+def test_a_billion_clients_are_refused_before_there_is_a_list_of_them(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "run")
+    declared = json.loads((directory / "experiment.json").read_text())
+    declared["experiment"]["num_clients"] = 10**9
+    (tmp_path / "run" / "experiment.json").write_text(json.dumps(declared))
+    with pytest.raises(InputError, match="declares 1,000,000,000 clients: at most 1,048,576 can be read"):
+        results.distil(tmp_path / "run")
 
 
 def federation(folder: Path, **changes: Any) -> Path:

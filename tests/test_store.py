@@ -1,10 +1,12 @@
 """A run directory: what is written survives a kill at any moment, and what is not ours is refused."""
 
 import contextlib
+import copy
 import json
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -412,7 +414,7 @@ def test_a_lock_that_is_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-@pytest.mark.parametrize("damage", ["cut", "pickled", "other model", "other round", "text"])
+@pytest.mark.parametrize("damage", ["cut", "pickled", "compressed", "overlapping", "other model", "other round", "text"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, damage: str) -> None:
     carry_on(tmp_path, stop_after=2)
     checkpoint = tmp_path / "checkpoint.npz"
@@ -422,11 +424,22 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, 
         checkpoint.write_text("hello")
     elif damage == "pickled":
         np.savez(checkpoint, round=np.int64(2), weights=np.array([Bomb()], dtype=object))
+    elif damage == "compressed":  # 40 million zeros in 40 kB
+        np.savez_compressed(checkpoint, round=np.int64(2), weights=np.zeros(40_000_000, np.uint8))
+    elif damage == "overlapping":  # a hundred names for one array
+        np.savez(checkpoint, round=np.int64(2), weights=np.zeros(small_task().model.d, np.float32))
+        with zipfile.ZipFile(checkpoint, "a") as file:
+            (weights,) = (entry for entry in file.infolist() if entry.filename == "weights.npy")
+            for number in range(100):
+                again = copy.copy(weights)
+                again.filename = f"more-{number}.npy"
+                file.filelist.append(again)
+            file.writestr("last.npy", b"")  # so that the list is written anew
     elif damage == "other model":
         np.savez(checkpoint, round=np.int64(2), weights=np.zeros(3, np.float32))
     else:
         np.savez(checkpoint, round=np.int64(7), weights=np.zeros(small_task().model.d, np.float32))
-    with pytest.raises(InputError, match=r"checkpoint\.npz"):
+    with pytest.raises(InputError, match=r"checkpoint\.npz.*" + ("compressed" if damage in ("compressed", "overlapping") else "")):
         carry_on(tmp_path)
     assert not Bomb.went_off
 
