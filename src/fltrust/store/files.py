@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import platform
+import re
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +35,10 @@ def lock(path: Path) -> IO[bytes]:
     return file
 
 
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{16}\.part")  # what `replacing` leaves behind if the process is killed
+_BEFORE_IT = re.compile(r"\.lock|experiment\.json(\.[0-9a-f]{16})?\.part")  # without the digits: by earlier versions
+
+
 class OwnedDirectory:
     """The directory of one run, locked while it is open. `experiment.json` declares which run that is; any other is refused."""
 
@@ -46,6 +52,9 @@ class OwnedDirectory:
         self._lock = lock(self.path)
         try:
             self._claim()
+            for left in self.path.glob("*.part"):  # by a process that was killed: nobody else writes here
+                if _UNFINISHED.fullmatch(left.name):
+                    left.unlink()
         except BaseException:
             self._lock.close()
             raise
@@ -60,7 +69,7 @@ class OwnedDirectory:
             self._check(read_json(declared))
         elif (self.path / "records.jsonl").exists():
             raise InputError(f"{declared} is missing, but records.jsonl is there: put it back, or {self.remedy}")
-        elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
+        elif any(not _BEFORE_IT.fullmatch(entry.name) for entry in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and holds no {self.holds}: {self.remedy}")
         else:
             replace(declared, json.dumps(self._declaration(), indent=1).encode())
@@ -82,12 +91,11 @@ def replace(path: Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write into, which takes its place once it is whole. If it cannot be written, nothing of it stays."""
-    beside = path.with_name(path.name + ".part")
-    with naming(path):
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    with naming(path), beside.open("xb") as file:  # a new file: nobody else's, and no link to one
         try:
-            with beside.open("wb") as file:
-                yield file
-                sync(file)
+            yield file
+            sync(file)
             rename(beside, path)
         except BaseException:
             beside.unlink(missing_ok=True)
