@@ -19,6 +19,7 @@ from waiting import MOST_SECONDS
 
 from fltrust import cli
 from fltrust.cli.many import say
+from fltrust.cli.run import run_one
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.running.progress import Progress
@@ -319,6 +320,16 @@ def test_a_refusal_is_one_line_without_escape_sequences(monkeypatch: pytest.Monk
         cli.main()
     assert stop.value.code == 2
     assert capsys.readouterr().err == f"fltrust: runs/x holds a {ESCAPED}, not a run: für\n"
+
+
+@pytest.mark.parametrize("damage", [{"test_error": "x"}, {"test_error": 10**400}, {"success": []}, None])
+def test_a_finished_run_whose_last_record_is_damaged_is_one_line(tmp_path: Path, damage: dict[str, object] | None) -> None:
+    given = {"dataset": "mnist-5k", "rounds": 1, "batch_size": 4}
+    run_one(None, given, device="cpu", out=tmp_path)
+    records = tmp_path / "records.jsonl"
+    records.write_text(json.dumps({"round": 1} if damage is None else json.loads(records.read_text()) | damage) + "\n")
+    with pytest.raises(InputError, match=r"records\.jsonl is damaged: round 1 lacks a test error or backdoor success"):
+        run_one(None, given, device="cpu", out=tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [["rum"], ["list", "rule"], ["run", "--rounds", "many"], ["run", "--roundz", "3"]])

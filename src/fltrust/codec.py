@@ -148,7 +148,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:  # also of a number of 5,000 digits
         raise InputError(f"{path} is not TOML: {problem}") from problem
 
 
