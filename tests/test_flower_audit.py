@@ -46,7 +46,8 @@ from fltrust.audit import Audit
 from fltrust.cli.audit import audit
 from fltrust.errors import InputError
 from fltrust.flower import root_of
-from fltrust.flower.audit import hash_of, read_model
+from fltrust.flower.audit import read_model
+from fltrust.flower.layout import hash_of
 from fltrust.rules import FedAvg, FLTrust, Krum, Median, Rule
 from fltrust.simulation import simulate
 from fltrust.store.directory import RunDirectory
