@@ -43,3 +43,10 @@ def _trust(run: Experiment, client: int, chance: random.Random) -> float:
     if attacking and isinstance(run.attack, OptimalAdaptive):
         return 0.82
     return max(0.0, chance.gauss(-0.1, 0.08)) if attacking else max(0.0, chance.gauss(0.4, 0.12))
+
+
+def nested(levels: int, innermost: object = "median") -> object:
+    """A rule within a rule within a rule ..."""
+    for _ in range(levels):
+        innermost = {"name": "nnm", "tolerate": 1, "rule": innermost}
+    return innermost

@@ -407,6 +407,19 @@ def test_nodes_beyond_the_limit_are_left_out(tmp_path: Path, monkeypatch: pytest
 FILES = ("experiment.json", "nodes.json", "records.jsonl")
 
 
+def test_a_small_file_of_many_rounds_of_many_nodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, 1)
+    rewrite(tmp_path, {"round": 1, "clients": list(range(20_000))}, *({"round": t} for t in range(2, 1001)))
+    with pytest.raises(InputError, match="too large to judge: 1,000 rounds of 20,000 nodes"):
+        Audit(tmp_path)
+    monkeypatch.setattr("fltrust.audit.read.MOST_CELLS", 10 * N)
+    assert Audit(written(tmp_path, 10)).findings()
+    run = Audit(tmp_path)
+    append(tmp_path, line(11))
+    with pytest.raises(InputError, match=f"11 rounds of {N} nodes"):
+        run.refresh()
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
@@ -597,9 +610,35 @@ def test_the_list_of_nodes_to_ban(tmp_path: Path) -> None:
     assert banned.read_text() == f"# by hand\n77\n5  # known\n2  # b # evil\\n99, {why}\n"
     audit(path, ban=banned)
     assert len(banned.read_text().splitlines()) == 4
-    assert not list(tmp_path.glob("*.part"))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["banned.txt", "run"]
     with pytest.raises(InputError, match="cannot be written"):
         write_ban([], tmp_path / "none" / "banned.txt", set())
+
+
+def test_a_ban_list_loses_nothing_that_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = Audit(written(tmp_path / "run", 4, lambda t, i, said: forged(t, i, said) if i == 2 else None)).findings()
+    shared, link, mine = tmp_path / "shared.txt", tmp_path / "link.txt", tmp_path / "link.txt.part"
+    shared.write_text("77  # no end of the line")
+    mine.write_text("precious")
+    link.symlink_to(shared.name)
+    read = Path.read_text
+
+    def meanwhile(path: Path, encoding: str) -> str:
+        content = read(path, encoding=encoding)
+        with path.open("a") as file:
+            file.write("\n88  # the operator, after the list was read\n")
+        return content
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", meanwhile)
+        write_ban(findings, link, set())
+    assert link.is_symlink()
+    assert mine.read_text() == "precious"
+    entries = [line.split("#")[0].strip() for line in shared.read_text().splitlines()]
+    assert [entry for entry in entries if entry] == ["77", "88", "2"]
+    shared.write_text("77")
+    write_ban(findings, link, set())
+    assert [line.split()[0] for line in shared.read_text().splitlines()] == ["77", "2"]
 
 
 def test_an_operator_who_lifts_a_ban_is_not_overruled(tmp_path: Path) -> None:

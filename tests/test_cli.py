@@ -14,9 +14,15 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
+from rich.console import Console
 from waiting import MOST_SECONDS
 
+from fltrust import cli
+from fltrust.cli.many import say
+from fltrust.cli.run import run_one
+from fltrust.errors import InputError
 from fltrust.experiment import Experiment
+from fltrust.running.progress import Progress
 from fltrust.version import __version__
 
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
@@ -292,6 +298,38 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert done.stderr.startswith("fltrust: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+EVIL = "\x1b]0;pwned\x07\x1b[31mEVIL\u202e"
+ESCAPED = r"\x1b]0;pwned\x07\x1b[31mEVIL\u202e"
+
+
+def test_what_files_hold_is_escaped_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Console(force_terminal=True, color_system=None, width=200)
+    say(screen, f"damaged: {EVIL}: für ± [x]")
+    Progress(screen).say(f"failed: {EVIL}")
+    assert capsys.readouterr().out == f"damaged: {ESCAPED}: für ± [x]\nfailed: {ESCAPED}\n"
+
+
+def test_a_refusal_is_one_line_without_escape_sequences(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise InputError(f"runs/x holds\na {EVIL}, not a run: für")
+
+    monkeypatch.setattr(cli, "app", refuse)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"fltrust: runs/x holds a {ESCAPED}, not a run: für\n"
+
+
+@pytest.mark.parametrize("damage", [{"test_error": "x"}, {"test_error": 10**400}, {"success": []}, None])
+def test_a_finished_run_whose_last_record_is_damaged_is_one_line(tmp_path: Path, damage: dict[str, object] | None) -> None:
+    given = {"dataset": "mnist-5k", "rounds": 1, "batch_size": 4}
+    run_one(None, given, device="cpu", out=tmp_path)
+    records = tmp_path / "records.jsonl"
+    records.write_text(json.dumps({"round": 1} if damage is None else json.loads(records.read_text()) | damage) + "\n")
+    with pytest.raises(InputError, match=r"records\.jsonl is damaged: round 1 lacks a test error or backdoor success"):
+        run_one(None, given, device="cpu", out=tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [["rum"], ["list", "rule"], ["run", "--rounds", "many"], ["run", "--roundz", "3"]])

@@ -12,6 +12,7 @@ from fltrust.attacks import ATTACKS, KrumAttack, Scaling, TrimAttack
 from fltrust.codec import read_toml
 from fltrust.errors import InputError
 from fltrust.experiment import FIELDS, Experiment, from_dict, read_experiment
+from fltrust.options import assigned
 from fltrust.registry import DATASETS, Entry
 from fltrust.rules import RULES, FLTrust, Krum, Median, TrimmedMean
 
@@ -230,6 +231,12 @@ def test_files_that_are_no_experiment(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not TOML"):
         read_toml(tmp_path / "bytes.toml")
+    for text in ("[" * 20_000, "1" * 5000):
+        (tmp_path / "absurd.toml").write_text(f"rounds = {text}")
+        with pytest.raises(InputError, match="not TOML"):
+            read_toml(tmp_path / "absurd.toml")
+        with pytest.raises(InputError, match="rounds cannot be"):  # as with any other word that is no number
+            from_dict(assigned({}, [f"rounds={text}"]))
 
 
 def test_one_and_one_point_zero_are_one_experiment() -> None:

@@ -20,10 +20,11 @@ from fake_federation import (
     strategy_of,
 )
 from flwr.app import Message
+from safetensors.numpy import load_file, save
 
 from fltrust.errors import InputError
 from fltrust.flower import RobustStrategy
-from fltrust.flower.memory import Remembered, write
+from fltrust.flower.memory import Remembered, read, write
 from fltrust.rules import Anchor, CentredClipping, FedAvg, FoolsGold, Received, Rule, take_step
 from fltrust.training.optimisers import SGD, Adam, Momentum, ServerOptimiser
 
@@ -80,6 +81,32 @@ def test_a_memory_that_is_not_there_is_refused_and_nothing_is_lost(rule: Rule, d
     with pytest.raises(InputError, match=r"memory-2\.safetensors"):
         run(rule=rule, rounds=4, directory=tmp_path / "run")
     assert records.read_bytes() == before
+
+
+def test_every_flipped_bit_in_a_memory_is_refused(tmp_path: Path) -> None:
+    """The twin of the model's: flipped, it would silently make another model."""
+    like = flat(MODEL)
+    remembered = Remembered.first(FoolsGold(), Adam(), like).knowing(FoolsGold(), range(1, 7), like)
+    whole, file, refused = write(remembered), tmp_path / "memory-3.safetensors", 0
+    places = range(0, 8 * len(whole), 11)  # all of them take too long; 11 reaches each bit of a byte
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        try:
+            read(file, FoolsGold(), Adam(), like)
+        except InputError:
+            refused += 1
+    assert refused == len(places)
+
+
+@every_rule
+def test_a_memory_of_an_earlier_version_has_no_checksum_and_resumes(rule: Rule, tmp_path: Path) -> None:
+    whole, _ = run(rule=rule, rounds=3, directory=tmp_path / "whole")
+    run(rule=rule, rounds=2, directory=tmp_path / "part")
+    memory = tmp_path / "part" / "memory-2.safetensors"
+    memory.write_bytes(save(load_file(memory)))
+    assert same(whole, run(rule=rule, rounds=3, directory=tmp_path / "part")[0])
 
 
 def test_nodes_that_join_get_a_row_and_the_others_keep_theirs() -> None:

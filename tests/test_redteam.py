@@ -727,6 +727,8 @@ def test_an_audit_file_that_is_damaged_counts_as_not_measured(tmp_path: Path) ->
     whole = {**counts, "since": 3, "evidence": "it is odd", "trust": sides, "share": sides}
     wrong = [{name: value for name, value in whole.items() if name != missing} for missing in whole]
     wrong += [{**whole, "since": "3"}, {**whole, "trust": {**sides, "honest": float("nan")}}, {**whole, "share": {"malicious": 0.1}}]
+    wrong += [{**whole, "trust": {**sides, "honest": huge}} for huge in (10**400, float("inf"))]
+    wrong += [{**whole, name: 10**400} for name in ("rounds", "since")]
     for damaged in wrong:  # a page of this would be wrong, or no page at all
         (tmp_path / "audits" / "key.json").write_text(json.dumps(damaged))
         assert noticed.kept("key", tmp_path) is None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from made_up import nested
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
@@ -118,6 +119,26 @@ def test_an_experiment_of_a_rule_that_is_not_here_can_be_read_and_compared() -> 
     assert run == from_declaration(written)
     with pytest.raises(InputError, match="rule = null"):
         from_declaration({**written, "rule": None})
+
+
+@pytest.mark.parametrize("rule", [nested(300), nested(10), "nnm+" * 300 + "median"])
+def test_rules_nested_too_deep_are_refused(rule: object) -> None:
+    with pytest.raises(InputError, match="more than 10 rules within each other"):
+        Experiment.on("mnist-5k", rule)
+    if isinstance(rule, dict):
+        with pytest.raises(InputError, match="more than 10 rules within each other"):
+            from_declaration({**Experiment.on("mnist-5k").to_dict(), "rule": rule})
+
+
+def test_ten_rules_within_each_other_can_be_read() -> None:
+    run = Experiment.on("mnist-5k", nested(9))
+    assert from_declaration(run.to_dict()) == run
+
+
+@pytest.mark.parametrize("name", [None, ["krum"]])
+def test_a_rule_without_a_name_within_a_rule_is_known_by_the_outer_name(name: object) -> None:
+    written = {**Experiment.on("mnist-5k").to_dict(), "rule": nested(1, {"name": name})}
+    assert from_declaration(written).to_dict() == written
 
 
 @pytest.mark.parametrize(("field", "value"), [("global_lr", 10**400), ("loss", "summ"), ("rounds", 2.5)])

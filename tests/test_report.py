@@ -1,5 +1,6 @@
 """The report without a browser: what agrees, what is written where, and what a user is told."""
 
+import builtins
 import dataclasses
 import importlib
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from made_up import made_up
+from test_results import federation
 from waiting import MOST_SECONDS
 
 from fltrust.cli import app
@@ -22,7 +24,7 @@ from fltrust.experiment import Experiment, from_dict
 from fltrust.paper import EXHIBITS, Cell, Figures
 from fltrust.paper.exhibit import declared
 from fltrust.paper.plan import plan
-from fltrust.report import build, tables
+from fltrust.report import build, reading, tables
 from fltrust.report.agreement import Number, _judged, judge, tally
 from fltrust.report.folder import write
 from fltrust.report.looks import look_of
@@ -381,6 +383,7 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (damage(lambda content: content["success_curve"].__setitem__(0, 1.5)), "no number from 0 to 1"),
         (damage(lambda content: content["rounds"].__setitem__(0, "1")), "no whole number"),
         (damage(lambda content: content.__setitem__("seconds", "<b>")), "seconds"),
+        (damage(lambda content: content.__setitem__("seconds", 10**400)), "it took 10000000000000000000 seconds"),
         (damage(lambda content: content["trust"].__setitem__(0, "AAAA")), "trust of 100 clients"),
         (damage(lambda content: content["rounds"].__setitem__(-1, 1999)), "ends at round 1999 of 2000"),
     ],
@@ -407,6 +410,23 @@ def test_a_damaged_result_among_many_stops_nothing(tmp_path: Path) -> None:
     assert "Not in the tables" in page
     assert str(other) in page
     assert "<b>no result" not in page
+
+
+def test_a_run_that_is_too_deep_or_too_large_to_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = results.distil
+    folders = {name: federation(tmp_path / name) for name in ("sound", "RecursionError", "MemoryError")}
+
+    def distil(directory: Path) -> results.Curves:
+        if directory.name != "sound":
+            raise getattr(builtins, directory.name)
+        return read(directory)
+
+    monkeypatch.setattr(results, "distil", distil)
+    found = reading.read([tmp_path])
+    assert len(found.federations) == 1
+    assert {(problem.what, problem.why) for problem in found.problems} == {
+        (str(folders[name]), name) for name in ("RecursionError", "MemoryError")
+    }
 
 
 @pytest.mark.usefixtures("without_pictures")

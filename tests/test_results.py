@@ -4,11 +4,12 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import made_up
+from made_up import made_up, nested
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
@@ -99,6 +100,9 @@ def test_a_result_is_found_by_its_experiment_whatever_the_arithmetic() -> None:
         (lambda content: content.update(metrics={"test_loss": [1.0]}), "lengths"),
         (lambda content: content.update(metrics=[1.0]), "no result"),
         (lambda content: content["experiment"].update(rounds="many"), "rounds cannot be 'many'"),
+        (lambda content: content["experiment"].update(rule=nested(15)), "more than 10 rules within each other"),
+        (lambda content: content["experiment"].update(rule=nested(150)), "nested data that no run writes"),
+        (lambda content: content["experiment"].update(rule={"name": "gone", "parameter": nested(450)}), "nested data that no run writes"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, change: Any, said: str) -> None:
@@ -167,6 +171,15 @@ def test_a_result_of_ones_own_data_stays_in_the_folder(tmp_path: Path, name: str
 def test_a_run_without_an_evaluation_has_no_result(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, RUN, build_task(RUN)), pytest.raises(InputError, match="no evaluated round"):
         results.distil(tmp_path)
+
+
+def test_a_billion_clients_are_refused_before_there_is_a_list_of_them(directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(directory, tmp_path / "run")
+    declared = json.loads((directory / "experiment.json").read_text())
+    declared["experiment"]["num_clients"] = 10**9
+    (tmp_path / "run" / "experiment.json").write_text(json.dumps(declared))
+    with pytest.raises(InputError, match="declares 1,000,000,000 clients: at most 1,048,576 can be read"):
+        results.distil(tmp_path / "run")
 
 
 def federation(folder: Path, **changes: Any) -> Path:

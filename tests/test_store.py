@@ -1,17 +1,22 @@
 """A run directory: what is written survives a kill at any moment, and what is not ours is refused."""
 
 import contextlib
+import copy
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import small_task
+from made_up import nested
 from test_round import small_run
 
 from fltrust.attacks import Mimic, TrimAttack
@@ -23,8 +28,10 @@ from fltrust.rules import NNM, CentredClipping, FLTrust, FoolsGold, Krum
 from fltrust.running.loop import play
 from fltrust.running.sinks import Checkpoints, Sink
 from fltrust.simulation import simulate
+from fltrust.store import files
 from fltrust.store.differences import differences
 from fltrust.store.directory import RunDirectory
+from fltrust.store.files import replacing
 from fltrust.store.records import read_records, read_run, shares_of
 from fltrust.training.optimisers import Adam
 
@@ -289,6 +296,16 @@ def test_many_differences_are_counted() -> None:
     assert differences(RUN, other).endswith("; and 3 more")
 
 
+@pytest.mark.parametrize(("levels", "said"), [(15, "more than 10 rules"), (300, "nested data that no run writes")])
+def test_a_declaration_that_is_nested_without_end_is_refused(tmp_path: Path, levels: int, said: str) -> None:
+    carry_on(tmp_path, stop_after=1)
+    declared = json.loads((tmp_path / "experiment.json").read_text())
+    declared["experiment"]["rule"] = nested(levels)
+    (tmp_path / "experiment.json").write_text(json.dumps(declared))
+    with pytest.raises(InputError, match=said):
+        carry_on(tmp_path)
+
+
 def test_a_federation_in_the_directory_is_named(tmp_path: Path) -> None:
     carry_on(tmp_path, stop_after=1)
     declared = json.loads((tmp_path / "experiment.json").read_text())
@@ -380,7 +397,52 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("damage", ["cut", "pickled", "other model", "other round", "text"])
+def test_a_file_is_replaced_through_no_link_and_over_nobody_elses(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "file.part").symlink_to("victim")
+    with replacing(tmp_path / "file") as first, replacing(tmp_path / "file") as second:  # as two processes do
+        first.write(b"1" * 9)
+        second.write(b"2")
+    assert (tmp_path / "file").read_bytes() == b"1" * 9
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.part", "victim"]
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path, unbroken: Content) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / f"experiment.json.{'0' * 16}.part").write_bytes(b'{"key"')
+    carry_on(tmp_path, stop_after=3)
+    (tmp_path / f"checkpoint.npz.{'0123456789abcdef'}.part").write_bytes(b"half a checkpoint")
+    (tmp_path / "mine.part").touch()
+    carry_on(tmp_path)
+    assert content(tmp_path) == unbroken
+    assert [path.name for path in tmp_path.glob("*.part")] == ["mine.part"]
+
+
+def test_a_lock_empties_no_file(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("hi")
+    (tmp_path / ".lock").write_text("precious")
+    with pytest.raises(InputError, match="not empty"):
+        carry_on(tmp_path)
+    assert (tmp_path / ".lock").read_text() == "precious"
+
+
+def test_a_lock_that_is_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    for name in ("link", "folder"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link" / ".lock").symlink_to("../victim")
+    (tmp_path / "folder" / ".lock").mkdir()
+    with pytest.raises(InputError, match=r"\.lock cannot be opened: it is a link"):
+        carry_on(tmp_path / "link")
+    with pytest.raises(InputError, match=r"\.lock cannot be opened: "):
+        carry_on(tmp_path / "folder")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("damage", ["cut", "pickled", "compressed", "overlapping", "other model", "other round", "text"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, damage: str) -> None:
     carry_on(tmp_path, stop_after=2)
     checkpoint = tmp_path / "checkpoint.npz"
@@ -390,11 +452,22 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(tmp_path: Path, 
         checkpoint.write_text("hello")
     elif damage == "pickled":
         np.savez(checkpoint, round=np.int64(2), weights=np.array([Bomb()], dtype=object))
+    elif damage == "compressed":  # 40 million zeros in 40 kB
+        np.savez_compressed(checkpoint, round=np.int64(2), weights=np.zeros(40_000_000, np.uint8))
+    elif damage == "overlapping":  # a hundred names for one array
+        np.savez(checkpoint, round=np.int64(2), weights=np.zeros(small_task().model.d, np.float32))
+        with zipfile.ZipFile(checkpoint, "a") as file:
+            (weights,) = (entry for entry in file.infolist() if entry.filename == "weights.npy")
+            for number in range(100):
+                again = copy.copy(weights)
+                again.filename = f"more-{number}.npy"
+                file.filelist.append(again)
+            file.writestr("last.npy", b"")  # so that the list is written anew
     elif damage == "other model":
         np.savez(checkpoint, round=np.int64(2), weights=np.zeros(3, np.float32))
     else:
         np.savez(checkpoint, round=np.int64(7), weights=np.zeros(small_task().model.d, np.float32))
-    with pytest.raises(InputError, match=r"checkpoint\.npz"):
+    with pytest.raises(InputError, match=r"checkpoint\.npz.*" + ("compressed" if damage in ("compressed", "overlapping") else "")):
         carry_on(tmp_path)
     assert not Bomb.went_off
 
@@ -428,12 +501,24 @@ def test_records_are_valid_json_also_for_broken_clients(tmp_path: Path) -> None:
     assert json.loads(line, parse_constant=lambda constant: pytest.fail(constant))["norm"] == [None, None, 1.0]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_named_and_leaves_what_was_written_readable(tmp_path: Path) -> None:
+def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """No file of this name is written to its end."""
+    sync = files.sync
+
+    def full(file: IO[bytes]) -> None:
+        if Path(file.name).name.startswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    monkeypatch.setattr(files, "sync", full)
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_written_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carry_on(tmp_path, stop_after=2)
-    (tmp_path / "checkpoint.npz.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left") as full:
-        carry_on(tmp_path, stop_after=3)
+    with monkeypatch.context() as patched:
+        full_disk(patched, "checkpoint.npz")
+        with pytest.raises(OSError, match="No space left") as full:
+            carry_on(tmp_path, stop_after=3)
     assert full.value.filename == str(tmp_path / "checkpoint.npz")
     assert [record["round"] for record in read_records(tmp_path)] == [1, 2, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "checkpoint.npz", "experiment.json", "records.jsonl"]

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from fltrust.errors import InputError
 from fltrust.registry import Absent, Registry, known
 
+MOST_WITHIN = 10  # rules within each other
 Keep = Callable[[Any, dataclasses.Field[Any]], bool]
 
 
@@ -64,8 +65,10 @@ def built(registry: Registry, choice: Any, told: Mapping[str, Any]) -> Any:
     return kind(**parameters)
 
 
-def unfolded(registry: Registry, choice: Any) -> Any:
+def unfolded(registry: Registry, choice: Any, deep: int = 1) -> Any:
     """A name as a mapping; "nnm+median" as {"name": "nnm", "rule": {"name": "median"}}."""
+    if deep > MOST_WITHIN:
+        raise InputError(f"more than {MOST_WITHIN} {registry.plural} within each other")
     if isinstance(choice, str):
         choice = {"name": choice}
     if not isinstance(choice, Mapping) or not isinstance(choice.get("name"), str):
@@ -76,7 +79,7 @@ def unfolded(registry: Registry, choice: Any) -> Any:
         near = f": did you mean {spelt!r}?" if spelt in registry else f", and a {registry.singular}'s name is missing beside it"
         raise InputError(f"unknown {registry.singular} {choice['name']!r}: '+' puts one {registry.singular} into another{near}")
     within = within or choice.get(registry.singular)
-    return {**choice, "name": name, **({registry.singular: unfolded(registry, within)} if within is not None else {})}
+    return {**choice, "name": name, **({registry.singular: unfolded(registry, within, deep + 1)} if within is not None else {})}
 
 
 def built_or_absent(registry: Registry, written: Any) -> Any:
@@ -87,8 +90,12 @@ def built_or_absent(registry: Registry, written: Any) -> Any:
 
 
 def _all_known(registry: Registry, written: Mapping[str, Any]) -> bool:
-    within = written.get(registry.singular)
-    return written.get("name") in registry and (not isinstance(within, Mapping) or _all_known(registry, within))
+    within: Any = written
+    while isinstance(within, Mapping):
+        if not isinstance(name := within.get("name"), str) or name not in registry:
+            return False
+        within = within.get(registry.singular)
+    return True
 
 
 _hints = functools.cache(get_type_hints)  # reading annotations takes longer than all the rest, and a class keeps its own
@@ -141,7 +148,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as problem:
         raise InputError(f"{path}: {problem.strerror}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:  # also of a number of 5,000 digits
         raise InputError(f"{path} is not TOML: {problem}") from problem
 
 

@@ -12,3 +12,8 @@ class InputError(ValueError):
         ...
     fltrust.errors.InputError: Krum cannot tolerate -1 clients: give 0 or more
     """
+
+
+def printable(text: str) -> str:
+    """Text for a terminal. Others chose the names in files: a control character could colour, hide or turn what stands beside it."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

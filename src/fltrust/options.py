@@ -70,5 +70,5 @@ def toml_value(text: str) -> Any:
     """As TOML reads it; what is no TOML is a word."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -35,6 +35,7 @@ CODES = {verdict: code for code, verdict in enumerate(LETTERS, 1)}
 REASON_CODES = {reason: code for code, reason in enumerate([*REASONS, "other"], 1)}
 NUMBERS = ("trust", "shares", "cosine", "norm", "peers", "closest")
 MOST_NODES = 100_000
+MOST_CELLS = 1 << 24  # rounds times nodes: judging that many takes about two gigabytes
 NAME = 60  # letters of a node's name
 
 
@@ -95,10 +96,7 @@ class Reader:
             raise InputError(f"{path} is no run directory: it has no experiment.json")
         if not self.file.is_file():
             raise InputError(f"{path} has no round to show yet: records.jsonl is missing")
-        try:
-            self.run: Run = read_declaration(path)
-        except RecursionError as problem:
-            raise InputError(f"{path} holds nested data that no run writes: it is damaged") from problem
+        self.run: Run = read_declaration(path)
         self._changed = False
         self._forget()
         self._named_as: tuple[int, int, int] | None = None
@@ -123,6 +121,8 @@ class Reader:
         if not self.nodes:
             allowed = " on the allow list" if self.strangers else ""
             raise InputError(f"{self.file} names no client{allowed} in its {len(self.rounds)} rounds")
+        if len(self.rows) * len(self.nodes) > MOST_CELLS:  # a round that names nobody takes a line of a few bytes
+            raise InputError(f"{self.file} is too large to judge: {len(self.rows):,} rounds of {len(self.nodes):,} nodes")
         changed, self._changed = self._changed, False  # also what was read before a damaged line
         return changed
 

@@ -15,7 +15,7 @@ from fltrust.cli.options import EXPERIMENT, with_experiment_options
 from fltrust.cli.root import app as root_app
 from fltrust.cli.shared import WHERE, YOURS, DataDir, Device, Plugins, take_task
 from fltrust.cli.stopping import Stopped
-from fltrust.errors import InputError
+from fltrust.errors import InputError, printable
 from fltrust.registry import plugin_fault
 from fltrust.version import __version__
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _stop(line: str, code: int = 2) -> None:
-    print("fltrust: " + " ".join(line.split()), file=sys.stderr)
+    print("fltrust: " + printable(" ".join(line.split())), file=sys.stderr)
     sys.exit(code)
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from fltrust.audit import Audit, Finding, shortened
 from fltrust.audit.read import LETTERS
 from fltrust.errors import InputError
-from fltrust.store.files import replace
+from fltrust.store.files import sync
 
 STYLES = {"hostile": "bold red", "suspicious": "bold yellow", "unreliable": "yellow", "ok": ""}
 STRIP = 40  # letters of a strip that are shown
@@ -61,17 +61,21 @@ def write_ban(findings: list[Finding], path: Path, banned: set[int]) -> None:
     `banned` are those that were added before: an operator who takes one off the list again is not overruled.
     """
     try:
-        written = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        written = path.read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, ValueError) as problem:
         raise InputError(f"{path} cannot be read: {problem}") from problem
-    listed = {line.split("#")[0].strip() for line in written}
+    listed = {line.split("#")[0].strip() for line in written.splitlines()}
     new = [one for one in findings if one.verdict == "hostile" and one.node not in banned and str(one.node) not in listed]
     banned.update(one.node for one in new)
-    written += [f"{one.node}  # {one.name}, {one.evidence[0]}; since round {one.since}" for one in new]
     if path.exists() and not new:
         return
+    lines = "".join(f"{one.node}  # {one.name}, {one.evidence[0]}; since round {one.since}\n" for one in new)
+    if written and not written.endswith("\n"):
+        lines = "\n" + lines
     try:
-        replace(path, "".join(line + "\n" for line in written).encode())
+        with path.open("ab") as file:  # what the operator writes at the same moment stays, and a link is still a link
+            file.write(lines.encode())
+            sync(file)
     except OSError as problem:
         raise InputError(f"{path} cannot be written: {problem.strerror or problem}") from problem
 

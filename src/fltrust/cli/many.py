@@ -14,7 +14,7 @@ from fltrust import datasets
 from fltrust.cli.run import chosen_device
 from fltrust.cli.stopping import resumable
 from fltrust.datasets.own import is_own
-from fltrust.errors import InputError
+from fltrust.errors import InputError, printable
 from fltrust.experiment import Experiment, Precision
 from fltrust.paper.plan import estimate
 from fltrust.registry import known, load_plugin
@@ -219,7 +219,7 @@ def _time(left: Sequence[Experiment], done: Results, here: str, jobs: int) -> st
 
 
 def say(screen: Console, words: str, style: str | None = None) -> None:
-    screen.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
+    screen.print(printable(words), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def numbers(error: float, success: float | None, digits: int = 3) -> str:

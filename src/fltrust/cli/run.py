@@ -44,7 +44,11 @@ def run_one(
     with resumable(lambda: _stopped(shown.round, run.rounds, path)):
         play(run, task, [shown, *loggers], path=path)
     last = read_records(path)[-1]
-    said = f"{describe(run)}: {errors(last['test_error'], last['success'])} after {last['round']} rounds; {path}"
+    try:
+        ended = errors(last["test_error"], last["success"])
+    except (KeyError, TypeError, ValueError, OverflowError) as problem:  # of a run that was finished before
+        raise InputError(f"{path / 'records.jsonl'} is damaged: round {last['round']} lacks a test error or backdoor success") from problem
+    said = f"{describe(run)}: {ended} after {last['round']} rounds; {path}"
     screen.print(said, highlight=False, markup=False, soft_wrap=True) if "jsonl" in logs else print(said)
 
 

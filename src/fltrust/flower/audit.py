@@ -3,7 +3,7 @@
     experiment.json     what decides the numbers, versions and hardware
     records.jsonl       one line a round, with the time and the hash of the model after it
     model.safetensors   the global arrays, their round and a checksum; written last, so the one round that may lie beyond it is redone
-    memory-T.safetensors  what a rule with memory remembers after round T; the last two are kept
+    memory-T.safetensors  what a rule with memory remembers after round T, and a checksum; the last two are kept
     set-aside-*.jsonl   what was in records.jsonl beyond the model: nothing that was recorded is ever deleted
 
 A server that is killed at any moment goes on from here: each file is there whole or not at all. Files that do not fit together are refused.
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fltrust.errors import InputError
 from fltrust.flower import memory
-from fltrust.flower.layout import Arrays, Layout
+from fltrust.flower.layout import Arrays, Layout, hash_of
 from fltrust.flower.memory import Remembered
 from fltrust.rules import Rule
 from fltrust.state import leaves
@@ -180,16 +180,6 @@ def read_model(path: Path) -> tuple[int, Arrays]:
     if checksum != _checksum(t, arrays):
         raise InputError(f"{path} is damaged (its checksum is wrong): put a good copy back, or choose another directory")
     return t, arrays
-
-
-def hash_of(arrays: Arrays) -> str:
-    """SHA-256 of a model: of the names, sorted, and each array's dtype, shape and bytes."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.asarray(arrays[name], order="C")
-        digest.update(f"{name!r} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def _checksum(t: int, arrays: Arrays) -> str:

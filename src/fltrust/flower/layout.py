@@ -3,6 +3,7 @@
 weights  (d,)  all parameters, one after the other; buffers (batch-norm statistics, counters) are not among them
 """
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,3 +86,13 @@ class Layout:
             size = int(np.prod(self.shapes[name]))
             yield name, flat[start : start + size].reshape(self.shapes[name])
             start += size
+
+
+def hash_of(arrays: Arrays) -> str:
+    """SHA-256 of a model, or of a memory: of the names, sorted, and each array's dtype, shape and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], order="C")
+        digest.update(f"{name!r} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 from torch import Tensor
 
 from fltrust.errors import InputError
+from fltrust.flower.layout import hash_of
 from fltrust.rules import Rule
 from fltrust.state import Memory, grown, leaves, restored
 from fltrust.training.optimisers import ServerOptimiser
@@ -51,13 +52,18 @@ class Remembered:
 
 def write(remembered: Remembered) -> bytes:
     tensors = dict(leaves((remembered.rule, remembered.server), "memory"))
-    return save({**{name: leaf.numpy() for name, leaf in tensors.items()}, _NODES: np.array(remembered.nodes, np.uint64)})
+    arrays = {**{name: leaf.contiguous().numpy() for name, leaf in tensors.items()}, _NODES: np.array(remembered.nodes, np.uint64)}
+    return save(arrays, {"checksum": hash_of(arrays)})
 
 
 def read(path: Path, rule: Rule, server: ServerOptimiser, like: Tensor) -> Remembered:
     """What a file holds, if it is this rule's, this optimiser's and this model's."""
     try:
-        saved = load(path.read_bytes())
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata()
+            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata is not None and metadata["checksum"] != hash_of(saved):  # earlier versions wrote none
+            raise ValueError("its checksum is wrong")
         nodes = tuple(int(node) for node in saved.pop(_NODES))
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as problem:
         raise InputError(f"{path} is missing or damaged ({problem}): put it back, or choose another directory") from problem

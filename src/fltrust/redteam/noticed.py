@@ -1,8 +1,8 @@
 """What `fltrust audit` would have shown in a run: kept as a small file, since the run directory is removed once its result is written."""
 
 import json
-import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from fltrust.audit import Audit, Finding
 from fltrust.errors import InputError
 from fltrust.store.files import read_json, replace
+from fltrust.store.records import MOST_ROUNDS
 
 AUDITS = "audits"  # in the folder of a red team: KEY.json for each run
 ACCUSED = ("hostile", "suspicious")
@@ -45,10 +46,10 @@ def _whole(content: Mapping[str, Any]) -> bool:
     sides = [content.get(name) for name in ("trust", "share")]
     means = [side.get(who, "") if isinstance(side, dict) else "" for side in sides for who in ("malicious", "honest")]
     return (
-        all(type(count) is int and count >= 0 for count in counts)
-        and (since is None or type(since) is int)
+        all(type(count) is int and 0 <= count <= MOST_ROUNDS for count in counts)
+        and (since is None or (type(since) is int and 0 <= since <= MOST_ROUNDS))
         and isinstance(content.get("evidence"), str)
-        and all(mean is None or (isinstance(mean, int | float) and math.isfinite(mean)) for mean in means)
+        and all(mean is None or (isinstance(mean, int | float) and abs(mean) <= sys.float_info.max) for mean in means)
     )
 
 

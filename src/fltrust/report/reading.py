@@ -1,7 +1,6 @@
 """What there is to report on: finished runs, unfinished ones, federations, and whatever could not be read, which stops nothing else."""
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from fltrust.store.files import read_json
 from fltrust.store.results import UNFINISHED, Curves, Federation, Result, Results
 
 SWEEP = "sweep.json"  # in the folder of a sweep: what it planned and what it left out
+MOST_SECONDS = 1e10  # of a run: three hundred years
 
 Kind = Literal["run", "runs", "sweep", "results"]
 Read = TypeVar("Read")
@@ -100,7 +100,8 @@ def _collect(found: Found, paths: Iterable[Path], reads: Callable[[Path], Curves
         try:
             one = sound(reads(path), path)
             audit = Audit(path) if isinstance(one.run, Federation) else None
-        except (InputError, OSError, MemoryError, OverflowError) as problem:  # a hostile file may declare a billion clients
+        # A hostile file may declare a billion clients, or nest what it holds without end.
+        except (InputError, OSError, MemoryError, OverflowError, RecursionError) as problem:
             found.problems.append(
                 Problem(str(path), str(problem).removeprefix(f"{path}: ").removeprefix(f"{path} ") or type(problem).__name__)
             )
@@ -122,8 +123,8 @@ def sound(result: Curves, source: Path) -> Curves:
         raise InputError(f"{source} is no result of a run: a round is no whole number")
     if any(len(row) != result.run.num_clients for row in result.trust):
         raise InputError(f"{source} is no result of a run: it does not have the trust of {result.run.num_clients} clients")
-    if result.seconds is not None and not (isinstance(result.seconds, int | float) and 0 <= result.seconds < math.inf):
-        raise InputError(f"{source} is no result of a run: it took {result.seconds!r} seconds")
+    if result.seconds is not None and not (isinstance(result.seconds, int | float) and 0 <= result.seconds < MOST_SECONDS):
+        raise InputError(f"{source} is no result of a run: it took {result.seconds!r:.20} seconds")
     return result
 
 

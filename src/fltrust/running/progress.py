@@ -9,6 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fltrust.errors import printable
+
 SECONDS = 5.0  # between two lines
 BAR = 40  # letters, on a screen that is wide enough
 
@@ -41,7 +43,7 @@ class Progress:
     def say(self, line: str) -> None:
         """A line that stays, above the bar if there is one."""
         if line:
-            self._screen.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._screen.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._live:

@@ -10,6 +10,7 @@ An experiment with more rounds extends the run: nothing in a round depends on ho
 
 import dataclasses
 import json
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,6 +109,8 @@ class RunDirectory(OwnedDirectory):
         checkpoint = self.path / "checkpoint.npz"
         try:
             with checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                if sum(entry.file_size for entry in saved.zip.infolist()) > os.fstat(file.fileno()).st_size:
+                    raise ValueError("it is compressed, which no run writes")  # a few bytes could fill the memory
                 after = int(saved["round"])
                 tensors = {name: torch.from_numpy(saved[name]) for name in saved.files if name != "round"}
         except Exception as problem:  # a damaged file makes numpy and zipfile raise nearly anything

@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import platform
+import re
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,18 +16,27 @@ from typing import IO, Any, Self
 from fltrust.errors import InputError
 
 MOST_BYTES = 64 * 2**20  # of a JSON file, and of a line of records; 100,000 nodes fill about a third
+MOST_NESTED = 50  # lists and objects within each other in a JSON file; what reads them goes down by itself
 
 
-def lock(path: Path) -> IO[str]:
+def lock(path: Path) -> IO[bytes]:
     """Makes the directory and keeps other processes from writing there until the file is closed, also by the end of this process."""
     path.mkdir(parents=True, exist_ok=True)
-    file = (path / ".lock").open("w")
+    own = path / ".lock"
+    try:  # it may be somebody else's file, or a link to one: nothing is written into it, not even emptied
+        file = os.fdopen(os.open(own, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o666), "rb")
+    except OSError as problem:
+        raise InputError(f"{own} cannot be opened: {'it is a link' if own.is_symlink() else problem.strerror}") from problem
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
         file.close()
         raise InputError(f"{path} is in use by another process") from problem
     return file
+
+
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{16}\.part")  # what `replacing` leaves behind if the process is killed
+_BEFORE_IT = re.compile(r"\.lock|experiment\.json(\.[0-9a-f]{16})?\.part")  # without the digits: by earlier versions
 
 
 class OwnedDirectory:
@@ -41,6 +52,9 @@ class OwnedDirectory:
         self._lock = lock(self.path)
         try:
             self._claim()
+            for left in self.path.glob("*.part"):  # by a process that was killed: nobody else writes here
+                if _UNFINISHED.fullmatch(left.name):
+                    left.unlink()
         except BaseException:
             self._lock.close()
             raise
@@ -55,7 +69,7 @@ class OwnedDirectory:
             self._check(read_json(declared))
         elif (self.path / "records.jsonl").exists():
             raise InputError(f"{declared} is missing, but records.jsonl is there: put it back, or {self.remedy}")
-        elif any(entry.name not in (".lock", declared.name + ".part") for entry in self.path.iterdir()):
+        elif any(not _BEFORE_IT.fullmatch(entry.name) for entry in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and holds no {self.holds}: {self.remedy}")
         else:
             replace(declared, json.dumps(self._declaration(), indent=1).encode())
@@ -77,12 +91,11 @@ def replace(path: Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write into, which takes its place once it is whole. If it cannot be written, nothing of it stays."""
-    beside = path.with_name(path.name + ".part")
-    with naming(path):
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    with naming(path), beside.open("xb") as file:  # a new file: nobody else's, and no link to one
         try:
-            with beside.open("wb") as file:
-                yield file
-                sync(file)
+            yield file
+            sync(file)
             rename(beside, path)
         except BaseException:
             beside.unlink(missing_ok=True)
@@ -156,7 +169,16 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read: {problem}") from problem
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no JSON object")
+    if _too_deep(content):
+        raise InputError(f"{path} holds nested data that no run writes: it is damaged")
     return content
+
+
+def _too_deep(content: object) -> bool:
+    level: list[Any] = [content]
+    for _ in range(MOST_NESTED):
+        level = [part for one in level if isinstance(one, dict | list) for part in (one.values() if isinstance(one, dict) else one)]
+    return bool(level)
 
 
 CPU_INFO = Path("/proc/cpuinfo")

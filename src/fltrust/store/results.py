@@ -23,6 +23,7 @@ from fltrust.store.files import read_json, replace
 from fltrust.store.records import ABOUT, Run, read_run
 
 TRUST_POINTS = 20  # evaluated rounds whose trust is kept
+MOST_CLIENTS = 1 << 20  # of a simulation, which has a row of them for each of those
 _STEPS = 250  # a trust is one byte, in steps of 1/250; 255 is a client that was not there
 _ABSENT = 255
 
@@ -96,6 +97,8 @@ def distil(directory: Path, seconds: float | None = None) -> Curves:
 
 def _of_simulation(stored: Run, records: list[dict[str, Any]], seconds: float | None) -> Result:
     run = _experiment(stored.declared, stored.path)
+    if run.num_clients > MOST_CLIENTS:
+        raise InputError(f"{stored.path} declares {run.num_clients:,} clients: at most {MOST_CLIENTS:,} can be read")
     kept = _thinned([record for record in records if record.get("cosine") is not None]) if run.rule.needs_root else []
     return Result(
         run=run,
