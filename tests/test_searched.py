@@ -225,6 +225,16 @@ def test_rows_of_other_attacks_side_by_side_are_what_the_rule_makes_of_each(rule
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6, msg=f"{rival}: {{}}".format)
 
 
+@pytest.mark.parametrize("rule", [*CLOSED, Anchor(momentum=0.0), Anchor(momentum=0.0, directions=1)], ids=repr)
+def test_if_all_rows_are_zeros_side_by_side_is_what_the_rule_makes_of_them(rule: Rule) -> None:
+    known = seen(rule)
+    scene, wanted, basis = searched_on(replace(known, own=known.updates, others=known.own[:0]), "sign")
+    zeros = torch.zeros(1, N, D, dtype=torch.float64)
+    expected = wanted.mean_damage(scene, zeros[0], 0)[None]
+    torch.testing.assert_close(damage_of(scene, wanted, basis, 0, 4096)(zeros.new_zeros(1, N, len(basis.rows))), expected)
+    torch.testing.assert_close(_closed(scene, wanted, basis, zeros, 0), expected)
+
+
 def test_trust_that_sums_to_zero_moves_nothing() -> None:
     """Without ReLU the opposite of the one honest row takes all that this one gives."""
     known = seen(FLTrustNoReLU())

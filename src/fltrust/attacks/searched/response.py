@@ -185,14 +185,13 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
 
 def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
-    before = centre
     for _ in range(rule.steps):
         square = ((centre @ sent.basis.products) * centre).sum(-1, keepdim=True)
         distance = at_least(sent.squares - 2 * sent.onto(centre) + square, 1e-24).sqrt()  # (C, n)
         tau = medians_of(distance, sent.usable) if rule.tau is None else rule.tau / sent.basis.scale
         pull = sent.usable * (tau / distance).clamp(max=1) / count.clamp(min=1)
         centre = centre * (1 - pull.sum(-1, keepdim=True)) + sent.sum(pull)
-    return torch.where(count > 0, centre, before)
+    return torch.where(count > 0, centre, 0)
 
 
 def _or_one(total: Tensor) -> Tensor:
