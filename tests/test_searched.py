@@ -57,6 +57,8 @@ from fltrust.rules import (
     TrimmedMean,
     Zeno,
 )
+from fltrust.rules.anchor import Voices
+from fltrust.rules.preaggregation import Measured
 from fltrust.simulation import simulate
 from fltrust.state import Memory
 from fltrust.tasks.task import Task
@@ -377,7 +379,45 @@ class OppositeAnchor(Anchor):
         return aggregate._replace(update=-aggregate.update), memory
 
 
-@pytest.mark.parametrize("rule", [TheOpposite(), OppositeAnchor(), OppositeAnchor(momentum=0.0)], ids=repr)
+@dataclass(frozen=True)
+class AnchorOnOpposites(Anchor):
+    def means(self, received: Received, memory: Voices) -> tuple[Tensor, Voices]:
+        means, memory = super().means(received, memory)
+        return -means, memory
+
+
+@dataclass(frozen=True)
+class MixedOpposites(NNM):
+    def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
+        return -super().mixed(sent, mixing)
+
+
+@dataclass(frozen=True)
+class HandedOnOpposites(NNM):
+    def handed_on(self, received: Received, rows: Tensor, mixing: Tensor) -> Received:
+        return super().handed_on(received, -rows, mixing)
+
+
+@dataclass(frozen=True)
+class AlwaysFLTrust(NormClipping):
+    @property
+    def within(self) -> Rule:
+        return FLTrust()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        TheOpposite(),
+        OppositeAnchor(),
+        OppositeAnchor(momentum=0.0),
+        AnchorOnOpposites(),
+        MixedOpposites(FedAvg(), M),
+        HandedOnOpposites(FedAvg(), M),
+        AlwaysFLTrust(),
+    ],
+    ids=repr,
+)
 def test_a_subclass_that_aggregates_in_another_way_is_run_itself(rule: Rule) -> None:
     assert not has_closed_form(rule)
     assert as_seen(rule, 0) is rule
