@@ -263,11 +263,18 @@ def test_a_client_that_sends_the_largest_numbers_breaks_nothing(dtype: torch.dty
         ({"directions": -1}, "directions"),
         ({"directions": 101}, "directions"),
         ({"directions": 1.5}, "whole number"),
+        ({"directions": True}, "whole number"),
     ],
 )
 def test_wrong_parameters(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Anchor(**parameters)
+
+
+def test_a_whole_number_of_numpy_is_one() -> None:
+    rule = Anchor(directions=np.int64(1))  # type: ignore[arg-type]
+    assert rule == Anchor(directions=1)
+    assert type(rule.directions) is int
 
 
 def test_it_learns_and_holds_where_the_mean_breaks() -> None:

@@ -1,5 +1,6 @@
 """Anchor: every client has the same voice, whatever it says, and the server speaks beside them."""
 
+import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -90,8 +91,13 @@ class Anchor(Rule):
             raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
         if not 0 < self.limit <= 1e6:
             raise InputError(f"Anchor needs a limit above 0 and of at most 1000000, not {self.limit}")
-        if not isinstance(self.directions, int) or not 0 <= self.directions <= 100:
-            raise InputError(f"Anchor needs 0 to 100 directions, a whole number, not {self.directions}")
+        try:
+            whole = -1 if isinstance(self.directions, bool) else operator.index(self.directions)  # NumPy's whole numbers too
+        except TypeError:
+            whole = -1
+        if not 0 <= whole <= 100:
+            raise InputError(f"Anchor needs 0 to 100 directions, a whole number, not {self.directions!r}")
+        object.__setattr__(self, "directions", whole)
         object.__setattr__(self, "needs_ids", self.has_memory)
 
     @property
