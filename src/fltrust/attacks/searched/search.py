@@ -47,13 +47,15 @@ class Searched(Attack):
     Candidates: the honest mean, the client's own update or an honest client's deviation, less a push (ALIE, IPM and Min-Max are of
     this sort); the root update turned away from a push; copies of honest clients; what every other attack of this package would send that
     does not poison data. The best ones are refined: each client's row moves by itself, along the gradient through the rule where it has
-    one, and at random. Last round's rows are a start too. The finalists and all other attacks' rows are tried on the rule itself, so
-    within a round and for its aim the search is never weaker than any of these attacks. Some of them need a root update: as for them, the
-    server computes one for any rule.
+    one, and at random. Last round's rows are a start too. In the end the finalists and all other attacks' rows are compared, so within a
+    round and for its aim the search is never weaker than any of these attacks. Some of them need a root update: as for them, the server
+    computes one for any rule.
 
     For a rule that sees only inner products (Krum, DnC, the geometric median, NNM or ARC around one ...), the mean, FLTrust and centred
-    clipping, all candidates are evaluated side by side from one Gram matrix. Other rules are run on `tries` candidates; those that treat
-    each coordinate by itself, on some of the coordinates.
+    clipping, all candidates are evaluated side by side from one Gram matrix. So are the last ones: the rule itself is tried only on the
+    best three other attacks and the best two finalists, unless the damage is a loss. If a row lies exactly on a threshold of the rule,
+    rounding can decide which these are. Other rules are run on `tries` candidates, and on all of the last ones; those that treat each
+    coordinate by itself, on some of the coordinates until then.
 
     The attacker does not know the server's draws: a rule with chance is tried with draws of the attacker's own. A server optimiser is not
     part of the search.
