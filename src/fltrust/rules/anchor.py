@@ -10,7 +10,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.pairs import cosines_between
-from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, weighted_sum
+from fltrust.rules.rows import Rows, direction_and_norm, divisor, finite, measure, median_of, upper_quartile, weighted_sum
 from fltrust.rules.rule import Aggregate, Received, Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.state import Memory
@@ -140,7 +140,7 @@ class Anchor(Rule):
         equal = torch.where(present, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,)
         level = equal
         if self.directions:
-            level = torch.where(present, winsorised(cosines_between(updates, rows), rows.usable, self.directions), 0)
+            level = winsorised(cosines_between(updates, rows), rows.usable, self.directions)
         length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
         clients = weighted_sum(updates, rows, level * length)
         server = self.voice * root_norm.minimum(_reach(rows)) * direction
@@ -149,6 +149,6 @@ class Anchor(Rule):
 
 def _reach(rows: Rows) -> Tensor:
     """How long the server's step may be (): the upper quartile of the clients' lengths; 0 if there is no client."""
-    count = rows.usable.sum()
+    count = rows.usable.sum(-1, keepdim=True)
     ordered = torch.where(rows.usable, rows.norm, torch.inf).sort().values
-    return torch.where(count > 0, ordered.gather(0, (3 * (count - 1).clamp(min=0) // 4)[None])[0], 0)
+    return torch.where(count > 0, upper_quartile(ordered, count), 0)[0]

@@ -16,7 +16,7 @@ from fltrust.rules.gram import GramRule
 from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
-from fltrust.rules.rows import Rows, divisor, in_order, in_the_middle, medians_of
+from fltrust.rules.rows import Rows, divisor, in_order, in_the_middle, medians_of, upper_quartile
 from fltrust.rules.rule import Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.rules.trust import TrustRule
@@ -179,7 +179,7 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     if rule.directions:
         shares = winsorised(sent.products * sent.inverse[..., :, None] * sent.inverse[..., None, :], sent.usable, rule.directions)
     clients = sent.sum(shares * common * sent.inverse)
-    reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4).minimum(root_norm) * (count > 0)
+    reach = upper_quartile(ordered, count).minimum(root_norm) * (count > 0)
     return torch.addcmul(clients, reach, root, value=rule.voice)
 
 
