@@ -237,6 +237,20 @@ def test_if_all_rows_are_zeros_side_by_side_is_what_the_rule_makes_of_them(rule:
     torch.testing.assert_close(_closed(scene, wanted, basis, zeros, 0), expected)
 
 
+@pytest.mark.parametrize("within", [DnC(1), CAF(1), GeometricMedian(), NormClipping(GeometricMedian(), bound=5.0), FedAvg(False)], ids=repr)
+def test_a_mixed_row_that_cancels_counts_side_by_side_where_the_rule_counts_it(within: Rule) -> None:
+    """Three rows cancel, without rounding. A rule that sees only products counts their mean as a row, one that sees rows does not."""
+    honest = torch.zeros(4, D, dtype=torch.float64)
+    honest[:, :3] = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 4.0]])
+    sent = -(honest[0] + honest[1])[None]
+    rule = NNM(within, 2)
+    known = seen(rule, own=sent, others=honest, n=5, tolerate=1, client_ids=torch.arange(5), server=Server(rule, ()))
+    scene, aim, basis = searched_on(known)
+    expected = aim.mean_damage(scene, sent, 0)[None]
+    torch.testing.assert_close(damage_of(scene, aim, basis, 0, 4096)(basis.eye[:1][None]), expected)
+    torch.testing.assert_close(_closed(scene, aim, basis, sent[None], 0), expected)
+
+
 def test_trust_that_sums_to_zero_moves_nothing() -> None:
     """Without ReLU the opposite of the one honest row takes all that this one gives."""
     known = seen(FLTrustNoReLU())

@@ -93,9 +93,12 @@ class Mixed(Sent):
 
     def __init__(self, sent: Sent, mixing: Tensor) -> None:
         self.sent, self.mixing, self.basis = sent, mixing, sent.basis
-        products = mixing @ sent.products @ mixing.mT
-        self.squares = products.diagonal(dim1=-2, dim2=-1)
-        self.products = self._of_usable(products)
+        self.of_all = mixing @ sent.products @ mixing.mT  # the products, those of rows that cancel too
+        self.squares = self.of_all.diagonal(dim1=-2, dim2=-1)
+
+    @cached_property
+    def products(self) -> Tensor:
+        return self._of_usable(self.of_all)
 
     def onto_root(self) -> Tensor:
         return (self.mixing @ self.sent.onto_root()[..., None])[..., 0]
@@ -110,7 +113,10 @@ class Mixed(Sent):
 def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Tensor:
     """The global updates (C, k), for a rule with a closed form; `centre` (C, k) is what it remembers."""
     if isinstance(rule, PreAggregation):
-        return respond(rule.within, Mixed(sent, _mixing(rule, sent)), centre, sizes)
+        mixed = Mixed(sent, _mixing(rule, sent))
+        if isinstance(rule.within, GramRule):  # mixed rows are not measured again: as in `PreAggregation.step`
+            return mixed.sum(rule.within.weigh(mixed.of_all, (mixed.mixing != 0).any(-1)))
+        return respond(rule.within, mixed, centre, sizes)
     if isinstance(rule, GramRule):
         return sent.sum(rule.weigh(sent.products, sent.usable))
     if isinstance(rule, TrustRule):
