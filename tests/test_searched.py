@@ -488,6 +488,18 @@ def test_never_weaker_than_any_attack_of_the_package(rule: Rule, aim: AimName) -
             assert mine >= wanted.mean_damage(scene, other, 0), rival
 
 
+@pytest.mark.parametrize("rule", [FedAvg(by_size=False), Median()], ids=repr)
+def test_a_row_that_the_closed_form_takes_for_zeros_is_sent_as_zeros(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, aim, basis = searched_on(seen(rule))
+    best = basis.eye[:M].clone()
+    best[0] *= 1e-10  # to a rule that has no closed form this is a row like others
+    monkeypatch.setattr("fltrust.attacks.searched.search.refined", lambda *_: best)
+    attack = Searched(tries=10)
+    finalists, _ = attack._searched(scene, aim, basis, started(attack).last)
+    assert torch.equal(finalists[-1, 1:], best[1:])
+    assert finalists[-1, 0].any() == (not has_closed_form(rule))
+
+
 def test_every_attack_that_crafts_without_poisoning_is_a_rival() -> None:
     told = {"trigger": DATASETS["mnist-0.5"].trigger}
     every: list[Attack] = [built(ATTACKS, name, told) for name in ATTACKS if ATTACKS[name].__module__.startswith("fltrust.attacks.")]

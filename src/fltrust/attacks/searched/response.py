@@ -33,7 +33,7 @@ def has_closed_form(rule: Rule) -> bool:
     return isinstance(rule, TrustRule | FLTrustTwoLevel | FedAvg | CentredClipping) or (isinstance(rule, GramRule) and not rule.needs_rows)
 
 
-_ZERO = 1e-18  # the square of a length that counts as zero
+ZERO = 1e-18  # the square of a length that counts as zero
 
 
 class Sent:
@@ -48,12 +48,12 @@ class Sent:
     @cached_property
     def usable(self) -> Tensor:
         """(C, n): a row of zeros counts for nothing."""
-        return self.squares > _ZERO
+        return self.squares > ZERO
 
     @cached_property
     def length(self) -> Tensor:
         """(C, n): infinite where not usable."""
-        return threshold(self.squares, _ZERO, torch.inf).sqrt()
+        return threshold(self.squares, ZERO, torch.inf).sqrt()
 
     @cached_property
     def inverse(self) -> Tensor:

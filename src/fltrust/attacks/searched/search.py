@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fltrust.attacks.attack import Altered, Attack, Knowledge, Level, Seen, check_choice, check_level
 from fltrust.attacks.rows import bounded
-from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in
+from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in, row_lengths
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.finals import most_damaging
 from fltrust.attacks.searched.refine import refined
-from fltrust.attacks.searched.response import has_closed_form
+from fltrust.attacks.searched.response import ZERO, has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
 from fltrust.attacks.searched.view import as_seen, viewed
@@ -222,7 +222,10 @@ class Searched(Attack):
         jitter = torch.randn(starts.shape, generator=known.generator, device=starts.device, dtype=torch.float64)
         starts = torch.cat((starts, starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
         best = refined(damage, starts, pushes, basis, self.steps, moves, known.generator)
-        return torch.cat((top, best[None])), best
+        finalists = torch.cat((top, best[None]))
+        if damage.side_by_side:  # the closed form leaves such rows out, and the rule would listen to what rounding makes of them
+            finalists = torch.where(row_lengths(finalists, basis)[..., None] <= ZERO**0.5, 0, finalists)
+        return finalists, best
 
 
 def _check_labels(labels: Tensor) -> None:
