@@ -155,7 +155,6 @@ def test_levelled_shares_sum_to_1_and_leave_a_mean_where_rows_agree() -> None:
         assert float(shares.sum()) == pytest.approx(1)
         assert shares[4] == 0
     equal = usable.double() / 8
-    torch.testing.assert_close(winsorised(products, usable, 0), equal)
     torch.testing.assert_close(winsorised(torch.ones_like(products) * usable * usable[:, None], usable, 3), equal)
     torch.testing.assert_close(
         winsorised(torch.stack((torch.eye(9), products)), usable.expand(2, -1), 2)[1], winsorised(products, usable, 2)
@@ -263,11 +262,18 @@ def test_a_client_that_sends_the_largest_numbers_breaks_nothing(dtype: torch.dty
         ({"directions": -1}, "directions"),
         ({"directions": 101}, "directions"),
         ({"directions": 1.5}, "whole number"),
+        ({"directions": True}, "whole number"),
     ],
 )
 def test_wrong_parameters(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         Anchor(**parameters)
+
+
+def test_a_whole_number_of_numpy_is_one() -> None:
+    rule = Anchor(directions=np.int64(1))  # type: ignore[arg-type]
+    assert rule == Anchor(directions=1)
+    assert type(rule.directions) is int
 
 
 def test_it_learns_and_holds_where_the_mean_breaks() -> None:

@@ -57,6 +57,8 @@ from fltrust.rules import (
     TrimmedMean,
     Zeno,
 )
+from fltrust.rules.anchor import Voices
+from fltrust.rules.preaggregation import Measured
 from fltrust.simulation import simulate
 from fltrust.state import Memory
 from fltrust.tasks.task import Task
@@ -225,6 +227,30 @@ def test_rows_of_other_attacks_side_by_side_are_what_the_rule_makes_of_each(rule
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6, msg=f"{rival}: {{}}".format)
 
 
+@pytest.mark.parametrize("rule", [*CLOSED, Anchor(momentum=0.0), Anchor(momentum=0.0, directions=1)], ids=repr)
+def test_if_all_rows_are_zeros_side_by_side_is_what_the_rule_makes_of_them(rule: Rule) -> None:
+    known = seen(rule)
+    scene, wanted, basis = searched_on(replace(known, own=known.updates, others=known.own[:0]), "sign")
+    zeros = torch.zeros(1, N, D, dtype=torch.float64)
+    expected = wanted.mean_damage(scene, zeros[0], 0)[None]
+    torch.testing.assert_close(damage_of(scene, wanted, basis, 0, 4096)(zeros.new_zeros(1, N, len(basis.rows))), expected)
+    torch.testing.assert_close(_closed(scene, wanted, basis, zeros, 0), expected)
+
+
+@pytest.mark.parametrize("within", [DnC(1), CAF(1), GeometricMedian(), NormClipping(GeometricMedian(), bound=5.0), FedAvg(False)], ids=repr)
+def test_a_mixed_row_that_cancels_counts_side_by_side_where_the_rule_counts_it(within: Rule) -> None:
+    """Three rows cancel, without rounding. A rule that sees only products counts their mean as a row, one that sees rows does not."""
+    honest = torch.zeros(4, D, dtype=torch.float64)
+    honest[:, :3] = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 4.0]])
+    sent = -(honest[0] + honest[1])[None]
+    rule = NNM(within, 2)
+    known = seen(rule, own=sent, others=honest, n=5, tolerate=1, client_ids=torch.arange(5), server=Server(rule, ()))
+    scene, aim, basis = searched_on(known)
+    expected = aim.mean_damage(scene, sent, 0)[None]
+    torch.testing.assert_close(damage_of(scene, aim, basis, 0, 4096)(basis.eye[:1][None]), expected)
+    torch.testing.assert_close(_closed(scene, aim, basis, sent[None], 0), expected)
+
+
 def test_trust_that_sums_to_zero_moves_nothing() -> None:
     """Without ReLU the opposite of the one honest row takes all that this one gives."""
     known = seen(FLTrustNoReLU())
@@ -367,7 +393,45 @@ class OppositeAnchor(Anchor):
         return aggregate._replace(update=-aggregate.update), memory
 
 
-@pytest.mark.parametrize("rule", [TheOpposite(), OppositeAnchor(), OppositeAnchor(momentum=0.0)], ids=repr)
+@dataclass(frozen=True)
+class AnchorOnOpposites(Anchor):
+    def means(self, received: Received, memory: Voices) -> tuple[Tensor, Voices]:
+        means, memory = super().means(received, memory)
+        return -means, memory
+
+
+@dataclass(frozen=True)
+class MixedOpposites(NNM):
+    def mixed(self, sent: Measured, mixing: Tensor) -> Tensor:
+        return -super().mixed(sent, mixing)
+
+
+@dataclass(frozen=True)
+class HandedOnOpposites(NNM):
+    def handed_on(self, received: Received, rows: Tensor, mixing: Tensor) -> Received:
+        return super().handed_on(received, -rows, mixing)
+
+
+@dataclass(frozen=True)
+class AlwaysFLTrust(NormClipping):
+    @property
+    def within(self) -> Rule:
+        return FLTrust()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        TheOpposite(),
+        OppositeAnchor(),
+        OppositeAnchor(momentum=0.0),
+        AnchorOnOpposites(),
+        MixedOpposites(FedAvg(), M),
+        HandedOnOpposites(FedAvg(), M),
+        AlwaysFLTrust(),
+    ],
+    ids=repr,
+)
 def test_a_subclass_that_aggregates_in_another_way_is_run_itself(rule: Rule) -> None:
     assert not has_closed_form(rule)
     assert as_seen(rule, 0) is rule
@@ -422,6 +486,18 @@ def test_never_weaker_than_any_attack_of_the_package(rule: Rule, aim: AimName) -
         mine = wanted.mean_damage(scene, rows, 0)
         for rival, other in zip(rivals, sent, strict=True):
             assert mine >= wanted.mean_damage(scene, other, 0), rival
+
+
+@pytest.mark.parametrize("rule", [FedAvg(by_size=False), Median()], ids=repr)
+def test_a_row_that_the_closed_form_takes_for_zeros_is_sent_as_zeros(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, aim, basis = searched_on(seen(rule))
+    best = basis.eye[:M].clone()
+    best[0] *= 1e-10  # to a rule that has no closed form this is a row like others
+    monkeypatch.setattr("fltrust.attacks.searched.search.refined", lambda *_: best)
+    attack = Searched(tries=10)
+    finalists, _ = attack._searched(scene, aim, basis, started(attack).last)
+    assert torch.equal(finalists[-1, 1:], best[1:])
+    assert finalists[-1, 0].any() == (not has_closed_form(rule))
 
 
 def test_every_attack_that_crafts_without_poisoning_is_a_rival() -> None:

@@ -1,19 +1,20 @@
 """The searched attack on a rule with running means: it searches on what the rule will see."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from fltrust import Anchor, Knowledge, Searched
+from fltrust import Anchor, Fallback, Knowledge, Searched
 from fltrust.attacks.attack import Server, take_step
 from fltrust.attacks.searched.basis import basis_of, candidates_in
 from fltrust.attacks.searched.damage import Closed, damage_of
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
 from fltrust.attacks.searched.view import viewed
-from fltrust.rules import Received
+from fltrust.rules import Received, Rule
 from fltrust.rules import take_step as aggregate
 from fltrust.testing import CLIENTS, draw
 
@@ -117,9 +118,50 @@ def test_never_weaker_than_any_attack_of_the_package(rule: Anchor, n: int, m: in
         scene = scene_of(known, "full", False, 1)
         wanted = aim_of(aim, scene, scene.undisturbed())
         sent, _, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
-        mine = float(wanted.mean_damage(scene, rows, 0))
-        best = max(float(wanted.mean_damage(scene, other, 0)) for other in sent)
-        assert mine >= best - 1e-5 * abs(best)  # what is sent is rounded once more
+        assert wanted.mean_damage(scene, rows, 0) >= max(wanted.mean_damage(scene, other, 0) for other in sent)
+
+
+@pytest.mark.parametrize("rule", [Anchor(0.5), Fallback(Anchor(0.5), slack=1.0)], ids=repr)
+def test_never_weaker_where_malicious_lengths_decide_how_far_honest_rows_are_cut(rule: Rule) -> None:
+    """Two of five honest rows are so long that the rule cuts them, at a median that four malicious rows move."""
+    n, m, d, rivals = 9, 4, 12, rivals_with("full")
+    attack = Searched("cosine", steps=2)
+    for seed in range(1, 12):
+        draws = torch.Generator().manual_seed(seed)
+        weights = torch.randn(d, generator=draws, dtype=torch.float64)
+        root_update = torch.randn(d, generator=draws, dtype=torch.float64)
+        updates = root_update + torch.randn(n, d, generator=draws, dtype=torch.float64)
+        updates[-2:] *= torch.tensor([[20.0], [40.0]])
+        goal = weights + 2 * root_update
+        server = Server(rule, rule.init(n, weights), None, partial(loss_from, goal), partial(half_way_to, goal))
+        known = Knowledge(
+            updates[:m],
+            updates[m:],
+            root_update,
+            n=n,
+            tolerate=m,
+            num_clients=n,
+            generator=torch.Generator().manual_seed(1),
+            client_ids=torch.arange(n),
+            round=torch.tensor(1),
+            weights=weights,
+            global_lr=torch.tensor(0.5),
+            server=server,
+        )
+        rows, _ = take_step(attack, known, attack.init(n, weights))
+        known.generator.manual_seed(1)
+        scene = scene_of(known, "full", False, 1)
+        aim = aim_of("cosine", scene, scene.undisturbed())
+        sent, _, _ = rivals_rows(rivals, known, tuple(rival.init(n, weights) for rival in rivals))
+        assert aim.mean_damage(scene, rows, 0) >= max(aim.mean_damage(scene, other, 0) for other in sent)
+
+
+def half_way_to(goal: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (goal - weights) / 2
+
+
+def loss_from(goal: torch.Tensor, models: torch.Tensor) -> torch.Tensor:
+    return (models - goal).square().sum(1) / 30
 
 
 def test_partial_knowledge_supposes_a_first_round() -> None:

@@ -1,5 +1,6 @@
 """Anchor: every client has the same voice, whatever it says, and the server speaks beside them."""
 
+import operator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,7 +10,19 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.pairs import cosines_between
-from fltrust.rules.rows import Rows, copied, direction_and_norm, divisor, finite, measure, median_of, room_for, usable_only, weighted_sum
+from fltrust.rules.rows import (
+    Rows,
+    copied,
+    direction_and_norm,
+    divisor,
+    finite,
+    measure,
+    median_of,
+    room_for,
+    upper_quartile,
+    usable_only,
+    weighted_sum,
+)
 from fltrust.rules.rule import Aggregate, Received, Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.state import Memory
@@ -90,8 +103,13 @@ class Anchor(Rule):
             raise InputError(f"Anchor needs a voice of 0 to 1000, not {self.voice}")
         if not 0 < self.limit <= 1e6:
             raise InputError(f"Anchor needs a limit above 0 and of at most 1000000, not {self.limit}")
-        if not isinstance(self.directions, int) or not 0 <= self.directions <= 100:
-            raise InputError(f"Anchor needs 0 to 100 directions, a whole number, not {self.directions}")
+        try:
+            whole = -1 if isinstance(self.directions, bool) else operator.index(self.directions)  # NumPy's whole numbers too
+        except TypeError:
+            whole = -1
+        if not 0 <= whole <= 100:
+            raise InputError(f"Anchor needs 0 to 100 directions, a whole number, not {self.directions!r}")
+        object.__setattr__(self, "directions", whole)
         object.__setattr__(self, "needs_ids", self.has_memory)
 
     @property
@@ -135,7 +153,7 @@ class Anchor(Rule):
         equal = torch.where(present, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,)
         level = equal
         if self.directions:
-            level = torch.where(present, winsorised(cosines_between(updates, rows), rows.usable, self.directions), 0)
+            level = winsorised(cosines_between(updates, rows), rows.usable, self.directions)
         length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
         clients = weighted_sum(updates, rows, level * length)
         server = self.voice * root_norm.minimum(_reach(rows)) * direction
@@ -144,6 +162,6 @@ class Anchor(Rule):
 
 def _reach(rows: Rows) -> Tensor:
     """How long the server's step may be (): the upper quartile of the clients' lengths; 0 if there is no client."""
-    count = rows.usable.sum()
+    count = rows.usable.sum(-1, keepdim=True)
     ordered = torch.where(rows.usable, rows.norm, torch.inf).sort().values
-    return torch.where(count > 0, ordered.gather(0, (3 * (count - 1).clamp(min=0) // 4)[None])[0], 0)
+    return torch.where(count > 0, upper_quartile(ordered, count), 0)[0]

@@ -343,6 +343,11 @@ def in_the_middle(ordered: Tensor, count: Tensor) -> Tensor:
     return ordered.gather(-1, middle.clamp(0, ordered.shape[-1] - 1)).mean(-1, keepdim=True)
 
 
+def upper_quartile(ordered: Tensor, count: Tensor) -> Tensor:
+    """The upper quartile (.., 1) of the first `count` (.., 1) of values (.., n) in order: one of them, the lower one between two."""
+    return ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4)
+
+
 def check(updates: Tensor, root_update: Tensor | None = None, sizes: Tensor | None = None) -> None:
     if not isinstance(updates, Tensor):
         raise InputError(f"updates must be a torch tensor with one row per client, not a {type(updates).__name__}")

@@ -185,7 +185,8 @@ class Rule:
     @property
     def overridden(self) -> bool:
         """Whether a user's own class says how it aggregates, so that what is known of the package's rules need not hold."""
-        return any(_owner(type(self), name).__module__.partition(".")[0] != "fltrust" for name in ("init", "step", "aggregate"))
+        own = (_owner(type(self), name) for name in _AGGREGATING if hasattr(type(self), name))
+        return any(owner.__module__.partition(".")[0] != "fltrust" for owner in own)
 
     @property
     def has_memory(self) -> bool:
@@ -197,6 +198,8 @@ class Rule:
             raise InputError(f"{type(self).__name__} remembers earlier rounds: call step(Received(updates, ...), memory)")
         return take_step(self, Received(updates, root_update, sizes), ())[0]
 
+
+_AGGREGATING = ("init", "step", "aggregate", "means", "mixed", "handed_on", "within")  # of any rule, of Anchor, of what mixes rows first
 
 _TRAITS = (
     "needs_root",

@@ -170,22 +170,21 @@ def along_top(matrix: Tensor, squarings: int) -> Tensor:
 def winsorised(cosines: Tensor, usable: Tensor, directions: int) -> Tensor:
     """Shares (.., n) of a mean of unit vectors, the usable rows (.., n), that far-out ones move less, from their cosines (.., n, n).
 
-    Along each of the `directions` in which rows differ most, every row is brought to at most one deviation from the median there. Across
-    all other directions the result is the mean. Shares sum to 1, up to rounding; an outlier may have a negative one. If rows differ equally
-    in two directions, rounding and the rows' order decide which is the first. It takes 8 products of (n, n) matrices for each direction:
-    seconds for 2,000 rows.
+    Along each of the `directions` in which rows differ most, at least 1, every row is brought to at most one deviation from the median
+    there. Across all other directions the result is the mean. Shares sum to 1, up to rounding; an outlier may have a negative one. If rows
+    differ equally in two directions, rounding and the rows' order decide which is the first. It takes 8 products of (n, n) matrices for
+    each direction: seconds for 2,000 rows.
     """
     equal = _equal_shares(usable)
-    if not directions:
-        return equal
     rest = _centred(cosines, equal) * (usable[..., :, None] & usable[..., None, :])
     found = []
     for _ in range(directions):
         top = _top_places(rest)
         found.append(top)
+        # Nothing is left along top, t: (I - tt') R (I - tt') = R - pt' - tp', with p = Rt - (t'Rt / 2) t.
         part = (rest @ top[..., None])[..., 0]
         part = part - (part * top).sum(-1, keepdim=True) / 2 * top
-        rest = rest - part[..., :, None] * top[..., None, :] - top[..., :, None] * part[..., None, :]  # nothing is left along it
+        rest = rest - part[..., :, None] * top[..., None, :] - top[..., :, None] * part[..., None, :]
     places = torch.stack(found, -2)  # (.., directions, n)
     there = usable[..., None, :].expand_as(places)
     middle = medians_of(places, there)

@@ -11,7 +11,7 @@ from fltrust.attacks.searched.basis import PUSHES, Basis, along_of
 from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
-from fltrust.attacks.searched.view import Change
+from fltrust.attacks.searched.view import without_fallback
 from fltrust.rules.fallback import Fallback
 from fltrust.rules.rule import Aggregate, Received, Rule
 
@@ -21,20 +21,22 @@ _WIDTH = 2048  # columns that are multiplied together: a GPU needs many small pr
 _AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
 
 
-def most_damaging(scene: Scene, view: Scene, seen_of: Change, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
+def most_damaging(scene: Scene, view: Scene, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
     """The rows (m, d) with the largest damage, of what rivals (R, m, d) and the search's own finalists (F, m, d) send.
 
-    All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule has a closed form in
-    the view after its memory, which `seen_of` leads to, then only the best three rivals and two finalists that it names. It can err where
-    a row lies exactly on a threshold of the rule, and rounding decides. Under a fallback it only gives the order: they are run one after
-    the other, until none that is left can do more, let through or refused.
+    All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule has a closed form,
+    then only the best three rivals and two finalists that it names. It can err where a row lies exactly on a threshold of the rule, and
+    rounding decides. Under a fallback, what the rule within does only gives the order: they are run one after the other, until none that is
+    left can do more, let through or refused.
     """
     if scene.rule.holds_out:
         own = torch.cat([torch.lerp(scene.updates[: scene.m], own, part) for part in _PARTS])
-    rows = torch.cat((rivals, own))
-    if not has_closed_form(view.rule) or aim.is_loss or (scene.rule.holds_out and ahead):
+    rows, within = torch.cat((rivals, own)), without_fallback(scene)
+    closed = has_closed_form(within.rule)  # the view's would not be exact for running means: see `viewed`
+    ordered = isinstance(scene.rule, Fallback) and has_closed_form(view.rule)
+    if aim.is_loss or (scene.rule.holds_out and ahead) or not (closed or ordered):
         return _largest(scene, aim, rows, ahead)
-    values = _closed(view, aim, basis, seen_of(rows), ahead)
+    values = _closed(within, aim, basis, rows, ahead) if closed else _damages(within, aim, rows, ahead)
     if isinstance(scene.rule, Fallback):
         return _largest_let_through(scene, scene.rule, aim, rows, values)
     best = (
@@ -45,8 +47,11 @@ def most_damaging(scene: Scene, view: Scene, seen_of: Change, aim: Aim, basis: B
 
 
 def _largest(scene: Scene, aim: Aim, rows: Tensor, ahead: int) -> Tensor:
-    damage = torch.stack([aim.mean_damage(scene, one, ahead) for one in rows]).nan_to_num(-torch.inf, torch.inf)
-    return rows.index_select(0, damage.argmax()[None])[0]
+    return rows.index_select(0, _damages(scene, aim, rows, ahead).argmax()[None])[0]
+
+
+def _damages(scene: Scene, aim: Aim, rows: Tensor, ahead: int) -> Tensor:
+    return torch.stack([aim.mean_damage(scene, one, ahead) for one in rows]).nan_to_num(-torch.inf, torch.inf)
 
 
 def _largest_let_through(scene: Scene, rule: Fallback, aim: Aim, rows: Tensor, values: Tensor) -> Tensor:

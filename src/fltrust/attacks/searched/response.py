@@ -16,7 +16,7 @@ from fltrust.rules.gram import GramRule
 from fltrust.rules.hierarchical import ALIKE, FLTrustTwoLevel
 from fltrust.rules.mean import FedAvg
 from fltrust.rules.preaggregation import NNM, Clipping, Measured, PreAggregation
-from fltrust.rules.rows import Rows, divisor, in_order, in_the_middle, medians_of
+from fltrust.rules.rows import Rows, divisor, in_order, in_the_middle, medians_of, upper_quartile
 from fltrust.rules.rule import Rule
 from fltrust.rules.spectral import winsorised
 from fltrust.rules.trust import TrustRule
@@ -33,7 +33,7 @@ def has_closed_form(rule: Rule) -> bool:
     return isinstance(rule, TrustRule | FLTrustTwoLevel | FedAvg | CentredClipping) or (isinstance(rule, GramRule) and not rule.needs_rows)
 
 
-_ZERO = 1e-18  # the square of a length that counts as zero
+ZERO = 1e-18  # the square of a length that counts as zero
 
 
 class Sent:
@@ -48,12 +48,12 @@ class Sent:
     @cached_property
     def usable(self) -> Tensor:
         """(C, n): a row of zeros counts for nothing."""
-        return self.squares > _ZERO
+        return self.squares > ZERO
 
     @cached_property
     def length(self) -> Tensor:
         """(C, n): infinite where not usable."""
-        return threshold(self.squares, _ZERO, torch.inf).sqrt()
+        return threshold(self.squares, ZERO, torch.inf).sqrt()
 
     @cached_property
     def inverse(self) -> Tensor:
@@ -93,9 +93,12 @@ class Mixed(Sent):
 
     def __init__(self, sent: Sent, mixing: Tensor) -> None:
         self.sent, self.mixing, self.basis = sent, mixing, sent.basis
-        products = mixing @ sent.products @ mixing.mT
-        self.squares = products.diagonal(dim1=-2, dim2=-1)
-        self.products = self._of_usable(products)
+        self.of_all = mixing @ sent.products @ mixing.mT  # the products, those of rows that cancel too
+        self.squares = self.of_all.diagonal(dim1=-2, dim2=-1)
+
+    @cached_property
+    def products(self) -> Tensor:
+        return self._of_usable(self.of_all)
 
     def onto_root(self) -> Tensor:
         return (self.mixing @ self.sent.onto_root()[..., None])[..., 0]
@@ -110,7 +113,10 @@ class Mixed(Sent):
 def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Tensor:
     """The global updates (C, k), for a rule with a closed form; `centre` (C, k) is what it remembers."""
     if isinstance(rule, PreAggregation):
-        return respond(rule.within, Mixed(sent, _mixing(rule, sent)), centre, sizes)
+        mixed = Mixed(sent, _mixing(rule, sent))
+        if isinstance(rule.within, GramRule):  # mixed rows are not measured again: as in `PreAggregation.step`
+            return mixed.sum(rule.within.weigh(mixed.of_all, (mixed.mixing != 0).any(-1)))
+        return respond(rule.within, mixed, centre, sizes)
     if isinstance(rule, GramRule):
         return sent.sum(rule.weigh(sent.products, sent.usable))
     if isinstance(rule, TrustRule):
@@ -179,20 +185,19 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     if rule.directions:
         shares = winsorised(sent.products * sent.inverse[..., :, None] * sent.inverse[..., None, :], sent.usable, rule.directions)
     clients = sent.sum(shares * common * sent.inverse)
-    reach = ordered.gather(-1, 3 * (count - 1).clamp(min=0) // 4).minimum(root_norm) * (count > 0)
+    reach = upper_quartile(ordered, count).minimum(root_norm) * (count > 0)
     return torch.addcmul(clients, reach, root, value=rule.voice)
 
 
 def _clipped(rule: CentredClipping, sent: Sent, centre: Tensor) -> Tensor:
     count = sent.usable.sum(-1, keepdim=True)  # (C, 1)
-    before = centre
     for _ in range(rule.steps):
         square = ((centre @ sent.basis.products) * centre).sum(-1, keepdim=True)
         distance = at_least(sent.squares - 2 * sent.onto(centre) + square, 1e-24).sqrt()  # (C, n)
         tau = medians_of(distance, sent.usable) if rule.tau is None else rule.tau / sent.basis.scale
         pull = sent.usable * (tau / distance).clamp(max=1) / count.clamp(min=1)
         centre = centre * (1 - pull.sum(-1, keepdim=True)) + sent.sum(pull)
-    return torch.where(count > 0, centre, before)
+    return torch.where(count > 0, centre, 0)
 
 
 def _or_one(total: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fltrust.attacks.attack import Altered, Attack, Knowledge, Level, Seen, check_choice, check_level
 from fltrust.attacks.rows import bounded
-from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in
+from fltrust.attacks.searched.basis import EXTRA, PUSHES, Basis, basis_of, candidates_in, row_lengths
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.finals import most_damaging
 from fltrust.attacks.searched.refine import refined
-from fltrust.attacks.searched.response import has_closed_form
+from fltrust.attacks.searched.response import ZERO, has_closed_form
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import Aim, AimName, Scene, aim_of, scene_of
 from fltrust.attacks.searched.view import as_seen, viewed
@@ -47,13 +47,15 @@ class Searched(Attack):
     Candidates: the honest mean, the client's own update or an honest client's deviation, less a push (ALIE, IPM and Min-Max are of
     this sort); the root update turned away from a push; copies of honest clients; what every other attack of this package would send that
     does not poison data. The best ones are refined: each client's row moves by itself, along the gradient through the rule where it has
-    one, and at random. Last round's rows are a start too. The finalists and all other attacks' rows are tried on the rule itself, so
-    within a round and for its aim the search is never weaker than any of these attacks. Some of them need a root update: as for them, the
-    server computes one for any rule.
+    one, and at random. Last round's rows are a start too. In the end the finalists and all other attacks' rows are compared, so within a
+    round and for its aim the search is never weaker than any of these attacks. Some of them need a root update: as for them, the server
+    computes one for any rule.
 
     For a rule that sees only inner products (Krum, DnC, the geometric median, NNM or ARC around one ...), the mean, FLTrust and centred
-    clipping, all candidates are evaluated side by side from one Gram matrix. Other rules are run on `tries` candidates; those that treat
-    each coordinate by itself, on some of the coordinates.
+    clipping, all candidates are evaluated side by side from one Gram matrix. So are the last ones: the rule itself is tried only on the
+    best three other attacks and the best two finalists, unless the damage is a loss. If a row lies exactly on a threshold of the rule,
+    rounding can decide which these are. Other rules are run on `tries` candidates, and on all of the last ones; those that treat each
+    coordinate by itself, on some of the coordinates until then.
 
     The attacker does not know the server's draws: a rule with chance is tried with draws of the attacker's own. A server optimiser is not
     part of the search.
@@ -185,7 +187,7 @@ class Searched(Attack):
         basis = basis_of(view, aim, result, last_update, seen_of(rivals), possible)
         finalists, best = self._searched(view, aim, basis, memory.last)
         own = bounded(sent_for(bounded(finalists.to(basis.rows.dtype) @ basis.rows)))  # (F, m, d)
-        rows = bounded(most_damaging(scene, view, seen_of, aim, basis, rivals, own, self.ahead))
+        rows = bounded(most_damaging(scene, view, aim, basis, rivals, own, self.ahead))
         rows = torch.where(memory.rounds < self.behave, known.own, rows)
         return rows, Search(memory.rounds + 1, seen, _kept(memory.last, known, best), remembered)
 
@@ -220,7 +222,10 @@ class Searched(Attack):
         jitter = torch.randn(starts.shape, generator=known.generator, device=starts.device, dtype=torch.float64)
         starts = torch.cat((starts, starts + _JITTER * jitter / jitter.shape[-1] ** 0.5, _recalled(last, known, basis)))
         best = refined(damage, starts, pushes, basis, self.steps, moves, known.generator)
-        return torch.cat((top, best[None])), best
+        finalists = torch.cat((top, best[None]))
+        if damage.side_by_side:  # the closed form leaves such rows out, and the rule would listen to what rounding makes of them
+            finalists = torch.where(row_lengths(finalists, basis)[..., None] <= ZERO**0.5, 0, finalists)
+        return finalists, best
 
 
 def _check_labels(labels: Tensor) -> None:

@@ -25,15 +25,21 @@ def as_seen(rule: Rule, ahead: int) -> Rule:
     return rule
 
 
+def without_fallback(scene: Scene) -> Scene:
+    if isinstance(scene.rule, Fallback) and not scene.rule.overridden:  # it holds no other
+        return replace(scene, rule=scene.rule.rule, memory=scene.memory.rule)
+    return scene
+
+
 def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     """The scene as the rule sees it after its memory; what it sees of malicious rows (.., m, d); and what to send for it to see rows.
 
     Clients choose their running means nearly freely, whatever they sent before: one update can outweigh all before it. So there the rule
     without memory is nearly the same problem; where the rule cuts an update, what it sees is not what was wanted. Not so over several
-    rounds: for a look-ahead the scene stays as it is. Honest clients' means are taken as they are without attack.
+    rounds: for a look-ahead the scene stays as it is. Honest clients' means are taken as they are without attack. That is not exact where
+    an honest update is cut: malicious lengths move the median that it is cut by.
     """
-    if isinstance(scene.rule, Fallback) and not scene.rule.overridden:  # it holds no other
-        scene = replace(scene, rule=scene.rule.rule, memory=scene.memory.rule)
+    scene = without_fallback(scene)
     rule, ids = scene.rule, scene.known.client_ids
     if as_seen(rule, ahead) is rule or ids is None:
         return scene, _unchanged, _unchanged
