@@ -40,7 +40,7 @@ def league(
     done = how.done(screen)
     tables = [standings(board, done, rounds) for board in boards]
     stored = [result for table in tables for result in table.results]
-    refuse_changed(stored, own_data([board.dataset for board in boards], stored, how.data_dir), how.out)
+    refuse_changed(stored, own_data([board.dataset for board in boards], stored, how.data_dir), how.out, runs)
     if write:
         print(write(tables), end="")
         return

@@ -177,7 +177,7 @@ class _Team:
     def _refuse_changed(self) -> None:
         planned = {same_question(run) for run in self._runs()}
         stored = [one for one in self._results().all() if same_question(one.run) in planned]
-        refuse_changed(stored, {clean_run(self.question).dataset: self.facts.files if self.facts else None}, self.how.out)
+        refuse_changed(stored, {clean_run(self.question).dataset: self.facts.files if self.facts else None}, self.how.out, self._runs())
 
     def _alive(self) -> list[Stage]:
         """The stages of the rules that have a result without attack: one that raises would only raise again."""
