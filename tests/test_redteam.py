@@ -36,6 +36,7 @@ from fltrust.report.redteam_text import summary, title, warnings
 from fltrust.rules import FLTrust, Krum
 from fltrust.running import pool
 from fltrust.store.results import Result, Results, read
+from fltrust.triggers import NO_TRIGGER, Trigger
 
 ASKED: dict[str, Any] = {"shares": "5,10,20,40", "points": 5.0, "seeds": 1, "tried": "median", "precision": "float32"}
 
@@ -104,6 +105,14 @@ def test_a_parameter_of_the_rule_is_not_its_rivals_and_one_of_attacks_is_all_of_
         "rule krum tolerate=3, attack scaling",
         "rule median, attack scaling",
     }
+
+
+def test_what_a_missing_trigger_tells_one_to_write_works() -> None:
+    setting = re.search("--set '(.*)';", NO_TRIGGER)
+    assert setting is not None
+    (_, known, _), left_out = stages(asked((setting[1],), attack="scaling,neurotoxin"))
+    assert left_out == []
+    assert {run.attack.trigger for run in known.runs} == {Trigger(((0, 0),), 1.0, 0)}
 
 
 def test_the_audit_has_ten_rounds_to_see() -> None:
