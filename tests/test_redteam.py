@@ -1,5 +1,6 @@
 """`fltrust redteam`: what it plans, what it concludes from results, and a whole red team of one's own task through the command line."""
 
+import io
 import json
 import os
 import re
@@ -624,7 +625,7 @@ def test_a_rule_that_raises_is_named_and_the_rest_goes_on(folder: Path) -> None:
     reasons = {one["what"]: one["why"] for one in found["not_run"]}
     assert reasons["rule raises, attack none"] == "left out: it raised ValueError: no <b>aggregate</b>"
     (failed,) = {why for what, why in reasons.items() if "raises-later, attack none" in what}
-    assert failed == "failed: ZeroDivisionError: later"
+    assert failed == f"failed: the plug-in {Path('my_rules.py').resolve()}, line 18: ZeroDivisionError: later"
     assert {why for what, why in reasons.items() if "raises-later, attack trim" in what} == {
         "not tried: the rule has no result without attack"
     }
@@ -759,3 +760,16 @@ def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(folder: Path) -> Non
     found = written()
     assert found["breaking_point"]["survives"] in (0, 4)
     assert not [one for one in found["not_run"] if one["why"].startswith(("failed", "not run"))]
+
+
+def test_a_run_s_line_shows_the_number_that_its_file_holds(tmp_path: Path) -> None:
+    run = Experiment.on("mnist-5k")
+    events = (event for event in [pool.Finished(run, made_up(run, error=0.3174951))])
+    how = How("cpu", None, None, None, None, [], out=tmp_path)
+    screen = Console(file=io.StringIO(), width=200)
+    many._follow(screen, events, [run], how, Results(), lambda result: many.numbers(result.error, None), lambda directory: None)
+    stored = read(tmp_path).of(run)
+    assert stored is not None
+    assert isinstance(screen.file, io.StringIO)
+    assert f"{stored.error:.3f}" == "0.318"
+    assert "0.318\n" in screen.file.getvalue()
