@@ -24,6 +24,7 @@ from fltrust.attacks import NoAttack, Searched
 from fltrust.attacks.searched import aims_on
 from fltrust.cli import app, many
 from fltrust.cli.many import How
+from fltrust.cli.redteam import line_of
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.redteam import noticed
@@ -760,6 +761,12 @@ def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(folder: Path) -> Non
     found = written()
     assert found["breaking_point"]["survives"] in (0, 4)
     assert not [one for one in found["not_run"] if one["why"].startswith(("failed", "not run"))]
+
+
+def test_a_run_with_another_root_set_says_so() -> None:
+    run = Experiment.on("mnist-5k", "fltrust", "searched", root_size=80)
+    assert ", aim mean, root set of 80: 0.050" in line_of(made_up(run), 40)
+    assert "root set" not in line_of(made_up(run), 80)
 
 
 def test_a_run_s_line_shows_the_number_that_its_file_holds(tmp_path: Path) -> None:
