@@ -209,7 +209,8 @@ def _show_plan(screen: Console, parts: Mapping[tuple[str, str], Sequence[Experim
         time = _time(left, done, here, 1) if left else ""
         table.add_row(name, what, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
     screen.print(table)
-    screen.print("A run that stands in several of them is done once.", style="dim")
+    if len(parts) > 1:
+        screen.print("Runs that appear in more than one row are counted once.", style="dim")
 
 
 def _time(left: Sequence[Experiment], done: Results, here: str, jobs: int) -> str:
