@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -119,6 +120,45 @@ def test_a_plug_in_that_changed_is_named(folder: Path, command: list[str]) -> No
         fltrust(*words, "my-rule")
     if command[0] != "sweep":  # a sweep's report shows all that its folder holds
         fltrust(*words, "median")
+
+
+PARAMETER = PLUGIN.replace('"The mean."', '"The mean."\n    beta: float = 0.5', 1)
+
+
+@pytest.mark.parametrize("default", ["0.6", None], ids=["another default", "no such parameter"])
+@pytest.mark.parametrize("command", ["league", "worst-case", "sweep"])
+def test_a_run_made_with_another_default_is_neither_damaged_nor_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, default: str | None
+) -> None:
+    """A run's key leaves out defaults: the old run's file has the name that the new one's will have."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it knows two files of one second and one size as the same
+    Path("mine.py").write_text(PARAMETER)
+    _load_again()
+    words = [command, "--dataset", "har", "--plugin", "mine.py", "--dry-run", "--rule"]
+    words[1:1] = ["--share", "20"] if command == "worst-case" else ["--attack", "trim"]
+    run = {
+        "league": lambda: declared("har", "my-rule", "trim"),
+        "worst-case": lambda: asked(["har"], ["my-rule"], [20])[0].cells[0].runs[0],
+        "sweep": lambda: Experiment.on("har", "my-rule", "trim"),
+    }[command]()
+    path = store(run, {"mine.py": sha256("mine.py")})
+    fltrust(*words, "my-rule")
+    Path("mine.py").write_text(PLUGIN + "# another one" if default is None else PARAMETER.replace("0.5", default))
+    _load_again()
+    with pytest.raises(InputError, match=said("mine.py", path)):
+        fltrust(*words, "my-rule")
+    if default is not None:
+        assert "damaged" not in capsys.readouterr().out
+        if command != "sweep":
+            assert "damaged" not in fltrust(*words, "median")
+
+
+def _load_again() -> None:
+    """As the next program would."""
+    for name in [name for name in sys.modules if name.startswith("fltrust_plugin_mine_")]:
+        del sys.modules[name]
+    DATASETS._entries.pop("my-data")
+    load_plugin(Path("mine.py"))
 
 
 def test_an_attack_that_changed_is_no_longer_the_worst_case(folder: Path) -> None:

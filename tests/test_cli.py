@@ -269,7 +269,7 @@ def test_an_option_for_knowledge_keeps_the_files_attack(tmp_path: Path) -> None:
         (["run", "--metrics", "los"], "unknown metric 'los'"),
         (["run", "--log", "tensorbord"], "unknown logger 'tensorbord': did you mean 'tensorboard'?"),
         (["run", "--plugin", "none.py"], "there is no plug-in"),
-        (["run", "--task", "none.py:build"], "there is no plug-in"),
+        (["run", "--task", "none.py:build"], "there is no task"),
         (["run", "--task", "raises.py:build"], "line 1: ZeroDivisionError"),
         (["run", "--task", "full", "--dataset", "mnist-5k"], "--task and --dataset both name the data"),
         (["list", "rules", "--plugin", "raises.py"], "line 1: ZeroDivisionError"),

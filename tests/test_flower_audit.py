@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -43,7 +44,7 @@ from test_flower_strategy import against
 from test_store import full_disk
 
 from fltrust.audit import Audit
-from fltrust.cli.audit import audit
+from fltrust.cli.audit import _title, audit
 from fltrust.errors import InputError
 from fltrust.flower import root_of
 from fltrust.flower.audit import read_model
@@ -421,8 +422,11 @@ def test_a_simulation_can_be_audited_too(tmp_path: Path, capsys: pytest.CaptureF
     with RunDirectory(tmp_path, run, task) as directory:
         for record in simulate(run, task):
             directory.save(record)
-    assert "(honest)" in audited(tmp_path, capsys)
+    assert "(really honest)" in audited(tmp_path, capsys)
     found = {finding.node: finding for finding in Audit(tmp_path).findings()}
+    known = replace(found[0], verdict="hostile", since=10)
+    assert _title(known) == "client 0 (really malicious): hostile since round 10"
+    assert _title(replace(known, malicious=None)) == "hostile: 0, since round 10"
     assert [found[client].malicious for client in range(6)] == [True] * 2 + [False] * 4
     assert len(found[2].strip.replace(".", "")) == sum(2 in record["clients"] for record in records(tmp_path))
     assert all(len(record["peers"]) == len(record["closest_to"]) == len(record["clients"]) for record in records(tmp_path))

@@ -306,7 +306,11 @@ def test_a_dry_run_counts_and_runs_nothing(program: Program, tmp_path: Path) -> 
     assert code == 0
     many = 3 * len(plan(chosen(), seeds=1))
     assert f"{many:,} runs, 0 done, {many:,} to do" in out
-    assert re.search(rf"har +{len(ROWS)} rules x {len(COLUMNS)} attacks", out)
+    assert re.search(rf"har +{len(ROWS)} rules x {len(COLUMNS) - 1} attacks and none", out)
+    assert "Runs that appear in more than one row are counted once." in out
+    _, out, _ = program("--dry-run", "--dataset", "har", "--attack", "trim", "--device", "cpu")
+    assert "x 1 attack " in out
+    assert "more than one row" not in out
     assert not list(tmp_path.iterdir())
 
 

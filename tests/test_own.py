@@ -5,7 +5,7 @@ import io
 import pickle
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +279,7 @@ def test_names() -> None:
     for name in ("no/such/folder", "my_task.py", "folder/my_task.py"):
         with pytest.raises(InputError, match=f"no task {name}: it must be a folder"):
             Experiment.on(name)
-    with pytest.raises(InputError, match=r"there is no plug-in .*my_task.py"):
+    with pytest.raises(InputError, match=r"there is no task .*my_task.py"):
         Experiment.on("no/my_task.py:build")
 
 
@@ -373,3 +373,64 @@ def test_plain_arrays_are_read_as_numpy_reads_them(array: np.ndarray) -> None:
 def test_a_missing_task_is_not_called_an_unknown_data_set(command: list[str]) -> None:
     with pytest.raises(InputError, match=r"^no task nowhere: it must be a folder"):
         app([*command, "--task", "nowhere"], standalone_mode=False)
+
+
+NET = """
+from torch import nn
+from parts.width import WIDTH
+from fltrust.registry import MODELS
+
+@MODELS.register("net")
+class Net(nn.Sequential):
+    def __init__(self, shape, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(shape[0], WIDTH), nn.Linear(WIDTH, num_classes))
+"""
+TASK = """
+import numpy as np
+from fltrust.datasets import Examples
+
+def build():
+    import net
+    points, classes = np.ones((140, 3), np.float32), np.arange(140) % 3
+    settings = dict(model="net", num_clients=4, malicious=1, rounds=3, batch_size=8, global_lr=0.4, root_size=10)
+    return Examples(points, classes, points, classes, settings=settings)
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A task whose network is in a file beside it, which imports another one."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/width.py").write_text("WIDTH = 4\n")
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "my_task.py").write_text(TASK)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    yield tmp_path
+    for name in ("net", "parts", "parts.width"):
+        sys.modules.pop(name, None)
+
+
+def test_a_file_beside_the_task_is_found_and_a_change_of_it_makes_another_run(beside: Path) -> None:
+    name = f"{beside}/my_task.py:build"
+    run = Experiment.on(name)
+    assert str(beside) not in sys.path
+    before = build_task(run).files
+    assert {"my_task.py", "net.py", "parts/width.py"} <= before.keys()
+    (beside / "parts/width.py").write_text("WIDTH = 5\n")
+    after = build_task(run).files
+    assert {name for name in before if before[name] != after[name]} == {"parts/width.py"}
+
+
+def test_files_of_one_name_beside_two_tasks_are_not_taken_for_each_other(beside: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    Experiment.on(f"{beside}/my_task.py:build")
+    other = tmp_path_factory.mktemp("other")
+    (other / "net.py").write_text("")
+    (other / "my_task.py").write_text(TASK)
+    with pytest.raises(InputError, match=rf"imports {other}/net.py, but {beside}/net.py is loaded under this name: rename one of them"):
+        Experiment.on(f"{other}/my_task.py:build")
+
+
+def test_a_task_that_cannot_be_loaded_is_called_a_task(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text("import no_such_module\n")
+    with pytest.raises(InputError, match=r"^the task .*my_task.py cannot be loaded: line 1: ModuleNotFoundError"):
+        Experiment.on(f"{tmp_path}/my_task.py:build")

@@ -1,5 +1,6 @@
 """`fltrust redteam`: what it plans, what it concludes from results, and a whole red team of one's own task through the command line."""
 
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from fltrust.attacks import NoAttack, Searched
 from fltrust.attacks.searched import aims_on
 from fltrust.cli import app, many
 from fltrust.cli.many import How
+from fltrust.cli.redteam import line_of
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.redteam import noticed
@@ -36,6 +38,7 @@ from fltrust.report.redteam_text import summary, title, warnings
 from fltrust.rules import FLTrust, Krum
 from fltrust.running import pool
 from fltrust.store.results import Result, Results, read
+from fltrust.triggers import NO_TRIGGER, Trigger
 
 ASKED: dict[str, Any] = {"shares": "5,10,20,40", "points": 5.0, "seeds": 1, "tried": "median", "precision": "float32"}
 
@@ -104,6 +107,14 @@ def test_a_parameter_of_the_rule_is_not_its_rivals_and_one_of_attacks_is_all_of_
         "rule krum tolerate=3, attack scaling",
         "rule median, attack scaling",
     }
+
+
+def test_what_a_missing_trigger_tells_one_to_write_works() -> None:
+    setting = re.search("--set '(.*)';", NO_TRIGGER)
+    assert setting is not None
+    (_, known, _), left_out = stages(asked((setting[1],), attack="scaling,neurotoxin"))
+    assert left_out == []
+    assert {run.attack.trigger for run in known.runs} == {Trigger(((0, 0),), 1.0, 0)}
 
 
 def test_the_audit_has_ten_rounds_to_see() -> None:
@@ -444,6 +455,14 @@ DATASETS.register("my-data")(Profile({"model": "logistic", **numbers}, "mine", l
 """
 COMMAND = ["redteam", "--task", "my_task.py:build", "--rule", "fltrust", "--attack", "trim,scaling", "--shares", "5,20,40", "--points", "1"]
 COMMAND += ["--seeds", "1", "--try", "median", "--device", "cpu", "--out", "out"]
+
+
+def changed(*words: str) -> list[str]:
+    """COMMAND with these options: one that is given twice would have both values."""
+    options = zip(COMMAND[1::2], COMMAND[2::2], strict=True)
+    return ["redteam", *(word for option in options if option[0] not in words for word in option), *words]
+
+
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
 
 
@@ -484,7 +503,7 @@ def written(path: Path = Path("out")) -> dict[str, Any]:
 
 
 def test_a_red_team_of_ones_own_task(folder: Path) -> None:
-    planned = fltrust(*COMMAND, "--dry-run")
+    planned = fltrust(*changed("--dry-run"))
     assert "stage 3  under the search" in planned
     assert not Path("out").exists()
     said = fltrust(*COMMAND)
@@ -561,7 +580,7 @@ def test_the_data_and_the_objective_of_plug_ins_are_run_and_repeated(folder: Pat
 
 
 def test_a_rule_that_nothing_breaks_is_compared_with_plain_averaging_only(folder: Path) -> None:
-    said = fltrust(*COMMAND, "--points", "100")
+    said = fltrust(*changed("--points", "100"))
     assert "Stage 4 of 4, plain averaging, for comparison, with 4 of 10 malicious" in said
     assert {type(one.run.rule) for one in read(Path("out")).all()} == {RULES["fltrust"], RULES["fedavg"]}
 
@@ -596,19 +615,9 @@ def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_numbers(folder: Pa
 
 
 def test_a_rule_that_raises_is_named_and_the_rest_goes_on(folder: Path) -> None:
-    words = [
-        *COMMAND,
-        "--plugin",
-        "my_rules.py",
-        "--rule",
-        "median,raises,raises-later",
-        "--attack",
-        "trim",
-        "--shares",
-        "20",
-        "--try",
-        "none",
-    ]
+    words = changed(
+        "--plugin", "my_rules.py", "--rule", "median,raises,raises-later", "--attack", "trim", "--shares", "20", "--try", "none"
+    )
     said = fltrust(*words, code=1)
     assert "it raised ValueError: no <b>aggregate</b>" in said
     found = written()
@@ -617,21 +626,21 @@ def test_a_rule_that_raises_is_named_and_the_rest_goes_on(folder: Path) -> None:
     reasons = {one["what"]: one["why"] for one in found["not_run"]}
     assert reasons["rule raises, attack none"] == "left out: it raised ValueError: no <b>aggregate</b>"
     (failed,) = {why for what, why in reasons.items() if "raises-later, attack none" in what}
-    assert failed == "failed: ZeroDivisionError: later"
+    assert failed == f"failed: the plug-in {Path('my_rules.py').resolve()}, line 18: ZeroDivisionError: later"
     assert {why for what, why in reasons.items() if "raises-later, attack trim" in what} == {
         "not tried: the rule has no result without attack"
     }
     assert "no &lt;b&gt;aggregate&lt;/b&gt;" in Path("out/index.html").read_text()
-    alone = fltrust(*COMMAND, "--plugin", "my_rules.py", "--rule", "raises", "--out", "alone", code=1)
+    alone = fltrust(*changed("--plugin", "my_rules.py", "--rule", "raises", "--out", "alone"), code=1)
     assert "Warning: raises has no finished run without attack, so nothing can be said of it: left out: it raised ValueError" in alone
     assert written(Path("alone"))["breaking_point"] is None
     rival = ["--rule", "median,raises", "--attack", "trim", "--shares", "20", "--try", "none"]
-    fltrust(*COMMAND, "--plugin", "my_rules.py", *rival, "--out", "rival", code=1)  # left out before any run, and no other run fails
+    fltrust(*changed("--plugin", "my_rules.py", *rival, "--out", "rival"), code=1)  # left out before any run, and no other run fails
 
 
 def test_a_task_that_does_not_learn_is_named_on_the_page_and_the_rest_goes_on(folder: Path) -> None:
     write_task(folder, learning_rate=1e-9)
-    said = fltrust(*COMMAND, "--shares", "20", "--try", "none", "--attack", "trim")
+    said = fltrust(*changed("--shares", "20", "--try", "none", "--attack", "trim"))
     assert "Warning: the task does not learn." in said
     assert "plain averaging, for comparison, with 2 of 10 malicious" in said  # nothing breaks it: the largest share
     assert written()["learns"] is False
@@ -640,7 +649,7 @@ def test_a_task_that_does_not_learn_is_named_on_the_page_and_the_rest_goes_on(fo
 
 
 def test_runs_on_data_that_changed_do_not_stand_for_the_new_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [*COMMAND, "--rule", "median", "--shares", "20", "--try", "none", "--attack", "trim"]
+    words = [*changed("--rule", "median", "--shares", "20", "--try", "none", "--attack", "trim")]
     fltrust(*words)
     before = Path("out/redteam.json").read_bytes()
     task = Path("my_task.py")
@@ -659,7 +668,7 @@ def test_runs_on_data_that_changed_do_not_stand_for_the_new_data(folder: Path, m
 
 
 def test_a_rule_to_try_that_changed_is_named(folder: Path) -> None:
-    words = [*COMMAND, "--attack", "trim", "--shares", "40", "--try", "mine", "--plugin", "my_rules.py"]
+    words = [*changed("--attack", "trim", "--shares", "40", "--try", "mine", "--plugin", "my_rules.py")]
     fltrust(*words)
     before = Path("out/redteam.json").read_bytes()
     assert "mine instead" in {one["what"] for one in json.loads(before)["changes"]}
@@ -678,16 +687,16 @@ def test_mistakes_are_one_line_and_exit_code_2(folder: Path) -> None:
         (["redteam", "--demo", "--dataset", "har"], "--demo brings its own data"),
         (["redteam", "--task", "nowhere.py:build"], "nowhere.py"),
         (["redteam", "--task", "my_task.py:build", "--dataset", "har"], "both name the data"),
-        ([*COMMAND, "--rule", "fltrst"], "did you mean 'fltrust'"),
-        ([*COMMAND, "--points", "200"], "--points must be"),
-        ([*COMMAND, "--shares", ""], "expected per cents above 0"),
-        ([*COMMAND, "--shares", "1"], "no share is as much as one of 10 clients"),
-        ([*COMMAND, "--out", "full"], "is not empty and holds no sweep"),
-        ([*COMMAND, "--num-clients", "9000"], "there cannot be more of them"),
+        ([*changed("--rule", "fltrst")], "did you mean 'fltrust'"),
+        ([*changed("--points", "200")], "--points must be"),
+        ([*changed("--shares", "")], "expected per cents above 0"),
+        ([*changed("--shares", "1")], "no share is as much as one of 10 clients"),
+        ([*changed("--out", "full")], "is not empty and holds no sweep"),
+        ([*changed("--num-clients", "9000")], "there cannot be more of them"),
     ):
         with pytest.raises(InputError, match=re.escape(said)):
             CliRunner().invoke(app, words, catch_exceptions=False)
-    done = subprocess.run([*PROGRAM, *COMMAND, "--shares", "0"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*PROGRAM, *changed("--shares", "0")], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
         "fltrust: --shares 0: expected per cents above 0 and below 100, such as 5,10,20,30,40,50\n",
@@ -739,7 +748,7 @@ def test_an_audit_file_that_is_damaged_counts_as_not_measured(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(folder: Path) -> None:
-    words = [*COMMAND, "--shares", "40", "--try", "none"]
+    words = [*changed("--shares", "40", "--try", "none")]
     hold = ["--plugin", str(Path(__file__).with_name("hold_trim.py"))]
     begun = subprocess.Popen(
         [*PROGRAM, *words, *hold], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -754,3 +763,22 @@ def test_a_real_red_team_is_stopped_with_ctrl_c_and_resumed(folder: Path) -> Non
     found = written()
     assert found["breaking_point"]["survives"] in (0, 4)
     assert not [one for one in found["not_run"] if one["why"].startswith(("failed", "not run"))]
+
+
+def test_a_run_with_another_root_set_says_so() -> None:
+    run = Experiment.on("mnist-5k", "fltrust", "searched", root_size=80)
+    assert ", aim mean, root set of 80: 0.050" in line_of(made_up(run), 40)
+    assert "root set" not in line_of(made_up(run), 80)
+
+
+def test_a_run_s_line_shows_the_number_that_its_file_holds(tmp_path: Path) -> None:
+    run = Experiment.on("mnist-5k")
+    events = (event for event in [pool.Finished(run, made_up(run, error=0.3174951))])
+    how = How("cpu", None, None, None, None, [], out=tmp_path)
+    screen = Console(file=io.StringIO(), width=200)
+    many._follow(screen, events, [run], how, Results(), lambda result: many.numbers(result.error, None), lambda directory: None)
+    stored = read(tmp_path).of(run)
+    assert stored is not None
+    assert isinstance(screen.file, io.StringIO)
+    assert f"{stored.error:.3f}" == "0.318"
+    assert "0.318\n" in screen.file.getvalue()

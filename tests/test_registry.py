@@ -96,6 +96,20 @@ def test_a_fault_of_an_installed_plugin_is_named(tmp_path: Path, monkeypatch: py
     assert plugin_fault(ValueError("ours")) == ""
 
 
+def test_a_rule_that_fails_among_many_runs_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from fltrust.running import pool
+
+    file = tmp_path / "bad.py"
+    file.write_text(PLUGIN.format(name="bad", divisor=0.0).replace("/ 0.0", "/ (1 // 0)"))
+    load_plugin(file)
+    monkeypatch.setattr(pool, "run_to_result", lambda *what: RULES["bad"]()(torch.ones(3, 2)))
+    event = pool._done(Experiment.on("mnist-5k"), tmp_path, None, None)  # type: ignore[arg-type]
+    assert isinstance(event, pool.Failed)
+    assert event.reason.startswith(f"the plug-in {file}, line 9: ZeroDivisionError: ")
+
+
 def test_an_entry_point_that_cannot_be_loaded_breaks_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
         name, value = "theirs", "no_such_package:Rule"

@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import small_attack, small_task
 from made_up import made_up
+from typer.testing import CliRunner
 from waiting import MOST_SECONDS, until
 
 from fltrust.attacks import ALIE, NoAttack, Scaling, TrimAttack
@@ -44,6 +45,32 @@ from fltrust.triggers import Trigger
 # ---------------------------------------------------------------- the grid
 
 
+def test_commas_within_braces_and_brackets_do_not_separate_values() -> None:
+    settings = ["attack.trigger={where=[[0,0],[0,1]],value=1.0,target=0}", "rule.names=[1,2],3"]
+    trigger = {"where": [[0, 0], [0, 1]], "value": 1.0, "target": 0}
+    assert grid_of({}, {"lr_decay": "[[5,0.1],[9,0.2]]"}, settings).values == {
+        "lr_decay": ([[5, 0.1], [9, 0.2]],),
+        "attack.trigger": (trigger,),
+        "rule.names": (1, 2, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    "rules", [["--rule", "fltrust,krum"], ["--rule", "fltrust", "--rule", "krum"]], ids=["with commas", "by repeating the option"]
+)
+@pytest.mark.parametrize("command", ["sweep", "redteam", "league", "worst-case", "reproduce"])
+def test_every_command_takes_several_names_in_both_ways(tmp_path: Path, command: str, rules: list[str]) -> None:
+    more = {"worst-case": ["--share", "20,40"], "reproduce": ["methods"], "redteam": ["--shares", "10", "--shares", "20", "--seeds", "1"]}
+    data = "har" if command in ("worst-case", "league", "reproduce") else "mnist-5k"
+    words = [command, *more.get(command, []), "--dataset", data, *rules, "--dry-run", "--device", "cpu", "--out", str(tmp_path / "out")]
+    attacks = [] if command == "worst-case" else ["--attack", "trim", "--attack", "label-flip"]
+    done = CliRunner().invoke(app, [*words, *attacks], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    # two rules, and two attacks or shares; a red team also runs none, and searches: two aims on Krum, three on FLTrust
+    many = {"sweep": 4, "redteam": 2 + 2 * 2 * 2 + 2 * (2 + 3), "league": 4, "reproduce": 4, "worst-case": 2 * (2 + 3)}
+    assert f"\n{many[command]} runs, 0 done" in done.output
+
+
 def test_options_and_a_file_declare_the_same_grid() -> None:
     given = {"dataset": "mnist-5k", "rule": "fltrust,krum", "attack": "trim, alie", "malicious": "[1, 2]", "rounds": "20", "seeds": "2"}
     written = {
@@ -55,6 +82,7 @@ def test_options_and_a_file_declare_the_same_grid() -> None:
         "seeds": 2,
     }
     assert grid_of({}, given) == grid_of(written, {})
+    assert grid_of({}, {}, ["rule.tolerate=1", "rule.tolerate=2,3"]).values == {"rule.tolerate": (1, 2, 3)}
     assert grid_of(written, {"attack": "none"}).values["attack"] == ("none",)  # an option overrides the file
 
 

@@ -24,6 +24,8 @@ from watched import PROGRAM, append, declare, ids, name_nodes, record, start, wa
 
 import fltrust.watch
 from fltrust.audit import RoundLine
+from fltrust.cli.watch import watch
+from fltrust.errors import InputError
 from fltrust.watch.health import health
 
 PATHS = ("/", "/look.css", "/page.css", "/page.js", "/nodes.js", "/curves.js", f"/history?node={ids(1)[0]}")
@@ -431,3 +433,15 @@ def test_the_colours_are_the_report_s() -> None:
     style = (Path(fltrust.watch.__file__).parent / "page.css").read_text()
     for name, (light, dark) in COLOURS.items():
         assert re.findall(rf"--{name}: (#\w+);", style) == [light, dark]
+
+
+def test_a_folder_of_runs_is_refused_and_one_of_them_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fltrust.watch.serve.serve", lambda path, **options: None)
+    for name in ("second", "first"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.json").write_text("{}")
+    with pytest.raises(InputError, match=f"^{tmp_path} is a folder of runs: name one of them, such as {tmp_path}/first$"):
+        watch(tmp_path, host="127.0.0.1", port=0, open_browser=False)
+    watch(tmp_path / "first", host="127.0.0.1", port=0, open_browser=False)
+    (tmp_path / "later").mkdir()
+    watch(tmp_path / "later", host="127.0.0.1", port=0, open_browser=False)  # its run may still begin

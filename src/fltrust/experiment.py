@@ -77,7 +77,7 @@ class Experiment:
     seed: int = _field(0, "Decides the split, the first weights, the batches and the noise.")
     bias: float | None = _field(
         0.5,
-        "Share q of each class that goes to its own group of clients; with ten classes 0.1 is an even split. None: by user or 'split'.",
+        "Share q of each class that goes to its own group of clients; with ten classes 0.1 is an even split. Users or 'split' replace it.",
     )
     num_clients: int = _field(100, "Number of clients.")
     malicious: int = _field(20, "How many of the clients are malicious (default: the data set's share).")

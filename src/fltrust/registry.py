@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from fltrust.beside import importing_beside, is_beside, whole_code
 from fltrust.errors import InputError
 
 Kind = TypeVar("Kind")
@@ -188,36 +189,44 @@ _REGISTRIES = (DATASETS, RULES, ATTACKS, MODELS, SPLITS, METRICS, OBJECTIVES, OP
 _PLUGIN = "fltrust_plugin_"  # what the modules of plug-ins are called
 
 
-def load_plugin(path: Path) -> ModuleType:
-    """Imports a Python file, which registers what it defines. Loading it twice is the same as once."""
+def load_plugin(path: Path, what: str = "plug-in") -> ModuleType:
+    """Imports a Python file, which registers what it defines. Loading it twice is the same as once. `what`: errors call it so."""
     path = path.resolve()
     name = f"{_PLUGIN}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"  # two files may have one name
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
         return loaded
     if not path.is_file():
-        raise InputError(f"there is no plug-in {path}")
+        raise InputError(f"there is no {what} {path}")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        with importing_beside(path):
+            spec.loader.exec_module(module)
     except InputError as problem:
         del sys.modules[name]
-        raise InputError(f"the plug-in {path}: {problem}") from problem
+        raise InputError(f"the {what} {path}: {problem}") from problem
     except Exception as problem:
         del sys.modules[name]
-        raise InputError(f"the plug-in {path} cannot be loaded: {where_in(problem, path)}{type(problem).__name__}: {problem}") from problem
+        raise InputError(f"the {what} {path} cannot be loaded: {where_in(problem, path)}{type(problem).__name__}: {problem}") from problem
     return module
 
 
 def plugin_files(*values: Any) -> dict[str, str]:
-    """The files of the plug-ins that define these values, and their sha256: a run's numbers depend on them."""
-    modules = {getattr(value, "__module__", "") for value in values}
-    files = [Path(str(sys.modules[module].__file__)) for module in sorted(modules) if module.startswith(_PLUGIN)]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    """The files of the plug-ins that define these values, those that they import from their folder, and their sha256.
+
+    A run's numbers depend on them.
+    """
+    modules = {str(getattr(value, "__module__", "")) for value in values}
+    paths = {name: Path(str(getattr(sys.modules.get(name), "__file__", ""))) for name in sorted(modules)}
+    files: dict[str, Path] = {}
+    for name, path in paths.items():
+        if name.startswith(_PLUGIN) or is_beside(path):
+            files |= whole_code(path)
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def plugin_fault(problem: BaseException) -> str:

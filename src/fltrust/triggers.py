@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # What an attack says that was not given one.
-NO_TRIGGER = "needs a trigger, and these data have none of their own: give one, such as Trigger(where=((0, 0),), value=1.0, target=0)"
+NO_TRIGGER = (
+    "needs a trigger, and these data have none of their own: give one, such as Trigger(where=((0, 0),), value=1.0, target=0) in Python or "
+    "--set 'attack.trigger={where=[[0,0]],value=1.0,target=0}'; examples that are vectors have one index: where=[[0]]"
+)
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def _screen(run: Audit) -> None:
         say("")
         say("Nothing against:" if len(fine) < len(findings) else "All nodes:", "bold")
         for finding in fine[:FINE]:
-            is_ = "" if finding.malicious is None else " (malicious)" if finding.malicious else " (honest)"
+            is_ = "" if finding.malicious is None else f" (really {_side(finding)})"
             say(f"{finding.name}{is_}  {_figures(finding)}" + "".join(f"; {sentence}" for sentence in finding.evidence), indent="  ")
         if len(fine) > FINE:
             say(f"and {len(fine) - FINE} more: --csv lists them all", indent="  ")
@@ -178,9 +178,14 @@ def _about(run: Audit, count: int) -> str:
 def _title(finding: Finding) -> str:
     node = f" (node {finding.node})"
     name = finding.name if finding.name == str(finding.node) else finding.name.removesuffix(node) + node
-    is_ = "" if finding.malicious is None else ", malicious" if finding.malicious else ", honest"
-    when = f", {finding.since_time}" if finding.since_time else ""
-    return f"{finding.verdict}: {name}{is_}" + (f", since round {finding.since}{when}" if finding.since is not None else "")
+    when = f"since round {finding.since}{f', {finding.since_time}' if finding.since_time else ''}" if finding.since is not None else ""
+    if finding.malicious is not None:  # a simulation knows who is
+        return f"client {name} (really {_side(finding)}): {finding.verdict} {when}".rstrip()
+    return f"{finding.verdict}: {name}" + (f", {when}" if when else "")
+
+
+def _side(finding: Finding) -> str:
+    return "malicious" if finding.malicious else "honest"
 
 
 def _figures(finding: Finding) -> str:

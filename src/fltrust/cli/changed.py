@@ -8,22 +8,41 @@ from fltrust.datasets.own import code_of, is_own
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.report.words import plural
+from fltrust.store.files import read_json
 from fltrust.store.results import Result, file_of
 from fltrust.tasks.build import data_files, plugins_of
 
 Files = Mapping[str, str]  # and their sha256
 
 
-def refuse_changed(stored: Iterable[Result], data: Mapping[str, Files | None], out: Path) -> None:
-    """Refuses results of the folder `out` that were made with other plug-ins than those loaded, or from other `data` than these."""
-    stale: dict[str, list[Result]] = {}
+def refuse_changed(stored: Iterable[Result], data: Mapping[str, Files | None], out: Path, asked: Iterable[Experiment] = ()) -> None:
+    """Refuses results of the folder `out` that were made with other plug-ins than those loaded, or from other `data` than these.
+
+    `asked` are the runs whose results will be written: none may take the place of one that was made with another plug-in.
+    """
+    stale: dict[str, dict[Path, None]] = {}
     for result in stored:
         for name in _changed(result, data.get(result.run.dataset)):
-            stale.setdefault(name, []).append(result)
+            stale.setdefault(name, {})[result.file or file_of(result.run, out)] = None
+    for run in asked:
+        for name in _replaced(run, file_of(run, out)):
+            stale.setdefault(name, {})[file_of(run, out)] = None
     if stale:
-        name, runs = min(stale.items())
-        after = f"{name} was changed, added or removed after {plural(len(runs), 'run')} in {out}"
-        raise InputError(f"{after}: choose another --out, or delete them, such as {file_of(runs[0].run, out)}")
+        name, files = min(stale.items())
+        after = f"{name} was changed, added or removed after {plural(len(files), 'run')} in {out}"
+        raise InputError(f"{after}: choose another --out, or delete them, such as {next(iter(files))}")
+
+
+def _replaced(run: Experiment, path: Path) -> set[str]:
+    """The run's plug-ins that differ from those of the result in its file. A key leaves out defaults, so it may be another run's."""
+    plugins = _plugins(run)
+    if not plugins or not path.exists():
+        return set()
+    try:
+        recorded = read_json(path).get("files")
+    except InputError:  # it is damaged, and nothing of it can be lost
+        return set()
+    return {name for name in plugins if isinstance(recorded, Mapping) and recorded.get(name) != plugins[name]}
 
 
 def _changed(result: Result, data: Files | None) -> set[str]:

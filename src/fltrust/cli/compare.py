@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fltrust.cli.options import ATTACKED, GRID, with_experiment_options
-from fltrust.cli.shared import Plugins, Threshold, take_task, with_how
+from fltrust.cli.shared import Plugins, Threshold, each, take_task, with_how
+from fltrust.errors import InputError
 
 if TYPE_CHECKING:
     from fltrust.cli.many import How
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 # What the commands of the league's rules share.
 OnlyRules = Annotated[
     list[str] | None,
-    typer.Option("--rule", help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. May be repeated."),
+    typer.Option(
+        "--rule", help="Only this rule. It need not be in the league: your own, or 'nnm+krum'. Several: with commas, or repeated."
+    ),
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds: 3 runs the seeds 0, 1 and 2.")]
 FewerRounds = Annotated[
@@ -36,9 +39,9 @@ def reproduce(
             "r2, r3, r4-fashion-mnist, r4-cifar-10, corrections."
         ),
     ] = None,
-    dataset: Annotated[list[str] | None, typer.Option(help="Only this data set. May be repeated.")] = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only this attack. May be repeated.")] = None,
-    rule: Annotated[list[str] | None, typer.Option(help="Only this rule. May be repeated.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Only this data set. Several: with commas, or repeated.")] = None,
+    attack: Annotated[list[str] | None, typer.Option(help="Only this attack. Several: with commas, or repeated.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Only this rule. Several: with commas, or repeated.")] = None,
     seeds: Seeds = 1,
     *,
     how: "How",
@@ -59,16 +62,18 @@ def reproduce(
     """
     from fltrust.cli.reproduce import reproduce as reproduce_all
 
-    reproduce_all(names or [], only_datasets=dataset or [], only_attacks=attack or [], only_rules=rule or [], seeds=seeds, how=how)
+    reproduce_all(each(names), only_datasets=each(dataset), only_attacks=each(attack), only_rules=each(rule), seeds=seeds, how=how)
 
 
 @with_how
 def league(
     rule: OnlyRules = None,
-    attack: Annotated[list[str] | None, typer.Option(help="Only this attack. It may be your own. May be repeated.")] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="Only this attack. It may be your own. Several: with commas, or repeated.")
+    ] = None,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="Only this data set. May be repeated (default: mnist-0.5, fashion-mnist, har, cifar-10)."),
+        typer.Option(help="Only this data set. Several: with commas, or repeated (default: mnist-0.5, fashion-mnist, har, cifar-10)."),
     ] = None,
     seeds: Seeds = 1,
     rounds: FewerRounds = None,
@@ -95,9 +100,9 @@ def league(
     from fltrust.cli.league import league as run_league
 
     run_league(
-        only_datasets=dataset or [],
-        only_rules=rule or [],
-        only_attacks=attack or [],
+        only_datasets=each(dataset),
+        only_rules=each(rule),
+        only_attacks=each(attack),
         seeds=seeds,
         rounds=rounds,
         format=format,
@@ -110,11 +115,16 @@ def worst_case(
     rule: OnlyRules = None,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="Only this data set. May be repeated (default: mnist-0.5, har, fashion-mnist, cifar-10, mnist-0.1)."),
+        typer.Option(
+            help="Only this data set. Several: with commas, or repeated (default: mnist-0.5, har, fashion-mnist, cifar-10, mnist-0.1)."
+        ),
     ] = None,
     share: Annotated[
-        list[int] | None,
-        typer.Option(help="Only this share of malicious clients, in per cent: 0, 10, 20, 40 or 60. May be repeated."),
+        list[str] | None,
+        typer.Option(
+            metavar="INTEGER",
+            help="Only this share of malicious clients, in per cent: 0, 10, 20, 40 or 60. Several: with commas, or repeated.",
+        ),
     ] = None,
     seeds: Seeds = 1,
     rounds: FewerRounds = None,
@@ -140,14 +150,21 @@ def worst_case(
     from fltrust.cli.worst_case import worst_case as run_worst_case
 
     run_worst_case(
-        only_datasets=dataset or [],
-        only_rules=rule or [],
-        only_shares=share or [],
+        only_datasets=each(dataset),
+        only_rules=each(rule),
+        only_shares=[_per_cent(one) for one in each(share)],
         seeds=seeds,
         rounds=rounds,
         format=format,
         how=how,
     )
+
+
+def _per_cent(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--share {text}: expected a whole number of per cent, such as 20") from None
 
 
 @partial(with_experiment_options, several=GRID)
@@ -171,8 +188,8 @@ def sweep(
 ) -> None:
     """How many malicious clients does each rule survive? Run a grid of experiments, and write a page with the answer.
 
-    Every field takes several values, with commas. If interrupted, the same command resumes. A run that fails stops no other, and a
-    combination that makes no sense is named and left out.
+    Every field takes several values, with commas or by repeating its option. If interrupted, the same command resumes. A run that fails
+    stops no other, and a combination that makes no sense is named and left out.
 
     Examples:
 
@@ -201,7 +218,7 @@ def redteam(
     ] = None,
     task: Annotated[str | None, typer.Option(metavar="FILE.py:FUNCTION|FOLDER", help="Your own data, not a --dataset.")] = None,
     shares: Annotated[
-        str | None, typer.Option(metavar="PER CENTS", help="Shares of malicious clients (default: 5,10,20,30,40,50).")
+        list[str] | None, typer.Option(metavar="PERCENT,...", help="Shares of malicious clients (default: 5,10,20,30,40,50).")
     ] = None,
     points: Annotated[
         float | None,
@@ -211,7 +228,7 @@ def redteam(
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... (default: 3; with --demo 2).")] = None,
     tried: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--try",
             metavar="RULES",
@@ -237,7 +254,7 @@ def redteam(
     Where the rule breaks, it tries other rules and a larger root set. If interrupted, the same command resumes. A rule or a run that fails
     stops no other.
 
-    --rule and --attack take several names, with commas. The first rule is yours, and the others are compared with it.
+    --rule and --attack take several names, with commas or repeated. The first rule is yours, and the others are compared with it.
 
     Examples:
 
@@ -252,7 +269,11 @@ def redteam(
     from fltrust.cli.redteam import run_redteam
 
     take_task(task, given)
-    run_redteam(given, settings or [], out, shares=shares, points=points, seeds=seeds, tried=tried, demo=demo, how=how)
+    run_redteam(given, settings or [], out, shares=_joined(shares), points=points, seeds=seeds, tried=_joined(tried), demo=demo, how=how)
+
+
+def _joined(given: list[str] | None) -> str | None:
+    return None if given is None else ",".join(given)
 
 
 def report(

@@ -11,7 +11,7 @@ from rich.text import Text
 from fltrust.cli.changed import own_data, refuse_changed
 from fltrust.cli.many import How, numbers, seconds, table_writer, work_through
 from fltrust.league import ROWS, cells, chosen, plan
-from fltrust.league.table import BOARDS
+from fltrust.league.table import BOARDS, Board
 from fltrust.registry import DATASETS
 from fltrust.report.league_text import FORMATS, error_and_success, worst_of
 from fltrust.report.standings import Standing, Standings, standings
@@ -40,7 +40,7 @@ def league(
     done = how.done(screen)
     tables = [standings(board, done, rounds) for board in boards]
     stored = [result for table in tables for result in table.results]
-    refuse_changed(stored, own_data([board.dataset for board in boards], stored, how.data_dir), how.out)
+    refuse_changed(stored, own_data([board.dataset for board in boards], stored, how.data_dir), how.out, runs)
     if write:
         print(write(tables), end="")
         return
@@ -52,9 +52,7 @@ def league(
         return f"league: {said}: {numbers(result.error, result.final_success)}{seconds(result)}"
 
     parts = {
-        (board.dataset, f"{plural(len(board.rows), 'rule')} x {plural(len(board.columns), 'attack')}"): [
-            run for run in runs if run.dataset == board.dataset
-        ]
+        (board.dataset, f"{plural(len(board.rows), 'rule')} x {_attacks(board)}"): [run for run in runs if run.dataset == board.dataset]
         for board in boards
     }
     how = dataclasses.replace(how, reported=rounds is None and all(board.dataset in BOARDS for board in boards))
@@ -65,6 +63,13 @@ def league(
         _show(screen, standings(board, done, rounds), done, rounds)
     if failed:
         raise typer.Exit(1)
+
+
+def _attacks(board: Board) -> str:
+    """No attack is a column too."""
+    idle = any(column.idle for column in board.columns)
+    counted = plural(len(board.columns) - idle, "attack")
+    return f"{counted} and none" if idle else counted
 
 
 def _show(screen: Console, table: Standings, done: Results, rounds: int | None) -> None:

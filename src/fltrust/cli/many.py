@@ -24,7 +24,7 @@ from fltrust.running.pool import Event, Finished, Reached, execute, forget
 from fltrust.running.progress import Progress
 from fltrust.running.sinks import describe
 from fltrust.store import results
-from fltrust.store.files import hardware, lock
+from fltrust.store.files import hardware, lock, read_json
 from fltrust.store.results import UNFINISHED, Result, Results
 
 Text = TypeVar("Text")
@@ -186,11 +186,12 @@ def _follow(
                 news = f"{describe(event.run)}: round {event.round:,} of {event.run.rounds:,}"
             elif isinstance(event, Finished):
                 keep(how.out / UNFINISHED / event.run.key)
-                results.write(event.result, how.out)
-                done.add(event.result)
+                path = results.write(event.result, how.out)
+                stored = results.from_json(read_json(path), path)  # rounded: later commands show the same numbers
+                done.add(stored)
                 forget(event.run, how.out / UNFINISHED)
                 reached[event.run] = 1
-                progress.say(line(event.result))
+                progress.say(line(stored))
             else:
                 failed[event.run] = event.reason
                 reached[event.run] = 1
@@ -208,7 +209,8 @@ def _show_plan(screen: Console, parts: Mapping[tuple[str, str], Sequence[Experim
         time = _time(left, done, here, 1) if left else ""
         table.add_row(name, what, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
     screen.print(table)
-    screen.print("A run that stands in several of them is done once.", style="dim")
+    if len(parts) > 1:
+        screen.print("Runs that appear in more than one row are counted once.", style="dim")
 
 
 def _time(left: Sequence[Experiment], done: Results, here: str, jobs: int) -> str:

@@ -28,12 +28,12 @@ ATTACKED = [name for name in GRID if name not in ("malicious", "seed")]  # those
 def with_experiment_options(command: Callable[..., None], *, several: Collection[str] | None = None) -> Callable[..., None]:
     """Gives a command an option for every field of `Experiment`. Those that a user gave reach it as the mapping `given`.
 
-    `several`: fields of a grid, whose options are texts with commas; the command has options of its own for the others.
+    `several`: fields of a grid, whose options are texts with commas and may be repeated; the command has options of its own for the others.
     """
     options = {name: (_annotation(name, several is not None), None) for name in (FIELDS if several is None else several)}
 
     def read(said: dict[str, Any]) -> dict[str, Any]:
-        return {name: value if several else _read(name, value) for name, value in said.items() if value not in (None, [])}
+        return {name: ",".join(value) if several else _read(name, value) for name, value in said.items() if value not in (None, [])}
 
     return instead_of("given", options, read, command)
 
@@ -41,8 +41,8 @@ def with_experiment_options(command: Callable[..., None], *, several: Collection
 def _annotation(name: str, several: bool) -> Any:
     hint, option = str if several else _hint(name), OPTIONS[name]
     names = [f"{option}/--no-{option[2:]}" if hint is bool else option, *([ALIASES[name]] if name in ALIASES else [])]
-    kind = hint if hint in (int, float, bool) else list[str] if hint == tuple[str, ...] else str
-    help = FIELDS[name].metadata["help"].replace("[", r"\[") + (" May be repeated." if kind == list[str] else "")
+    kind = hint if hint in (int, float, bool) else list[str] if several or hint == tuple[str, ...] else str
+    help = FIELDS[name].metadata["help"].replace("[", r"\[") + (" May be repeated." if hint == tuple[str, ...] else "")
     told = typer.Option(*names, help=help, rich_help_panel=PANEL_OF.get(name, TRAINING), metavar=None if kind is bool else _metavar(name))
     return Annotated[kind | None, told]
 

@@ -177,7 +177,7 @@ class _Team:
     def _refuse_changed(self) -> None:
         planned = {same_question(run) for run in self._runs()}
         stored = [one for one in self._results().all() if same_question(one.run) in planned]
-        refuse_changed(stored, {clean_run(self.question).dataset: self.facts.files if self.facts else None}, self.how.out)
+        refuse_changed(stored, {clean_run(self.question).dataset: self.facts.files if self.facts else None}, self.how.out, self._runs())
 
     def _alive(self) -> list[Stage]:
         """The stages of the rules that have a result without attack: one that raises would only raise again."""
@@ -214,11 +214,14 @@ class _Team:
             return
         wanted = {same_question(run) for run in stage.runs}
         there = Results(one for one in self._results().all() if same_question(one.run) in wanted)  # so that its own runs tell the pace
-        self.failed |= work_through(self.screen, stage.runs, self.how, there, parts={}, line=_line, begin=self._begin, keep=self._keep)
+        self.failed |= work_through(self.screen, stage.runs, self.how, there, parts={}, line=self._line, begin=self._begin, keep=self._keep)
         self.write()
 
     def _begin(self) -> None:
         self.write()
+
+    def _line(self, result: Result) -> str:
+        return line_of(result, clean_run(self.question).root_size)
 
     def _keep(self, directory: Path) -> None:
         noticed.keep(directory, self.how.out)
@@ -280,7 +283,7 @@ class _Team:
     def say_plan(self) -> None:
         say_left_out(self.screen, self.left_out)
         parts = {(f"stage {place}", stage.title): stage.runs for place, stage in enumerate(self.stages, 1)}
-        work_through(self.screen, self._runs(), self.how, self._results(), parts=parts, line=_line)
+        work_through(self.screen, self._runs(), self.how, self._results(), parts=parts, line=self._line)
         many = most_runs(self.question)
         say(self.screen, f"Stage {len(self.stages) + 1} tries changes where the rule breaks: up to {many} more runs.")
 
@@ -289,9 +292,11 @@ def _any_seed(clean: Experiment, question: Question, there: Results) -> bool:
     return any(there.of(dataclasses.replace(clean, seed=seed)) for seed in question.seeds)
 
 
-def _line(result: Result) -> str:
-    aim = getattr(result.run.attack, "aim", None)
-    return f"{name_of(result.run)}{f', aim {aim}' if aim else ''}: {numbers(result.error, result.final_success)}{seconds(result)}"
+def line_of(result: Result, usual_root: int) -> str:
+    """A finished run. Stage 4 also changes the root set: then its size is said."""
+    aim, root = getattr(result.run.attack, "aim", None), result.run.root_size
+    changed = "" if root == usual_root else f", root set of {root}"
+    return f"{name_of(result.run)}{f', aim {aim}' if aim else ''}{changed}: {numbers(result.error, result.final_success)}{seconds(result)}"
 
 
 def _table(found: Answer) -> Table:

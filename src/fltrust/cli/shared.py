@@ -90,6 +90,11 @@ def with_how(command: Callable[..., None]) -> Callable[..., None]:
     return instead_of("how", {name: option for name, option in options.items() if name not in own}, read, command)
 
 
+def each(given: list[str] | None) -> list[str]:
+    """The names of an option that may be repeated, and that may name several with commas."""
+    return [name.strip() for text in given or [] for name in text.split(",")]
+
+
 def take_task(task: str | None, given: dict[str, Any]) -> None:
     """One's own data are a data set too."""
     from fltrust.datasets.own import own

@@ -66,7 +66,7 @@ def run_sweep(
     say_left_out(screen, whole.left_out)
     done = how.done(screen)
     stored = done.all()
-    refuse_changed(stored, own_data([run.dataset for run in whole.runs], stored, how.data_dir), how.out)
+    refuse_changed(stored, own_data([run.dataset for run in whole.runs], stored, how.data_dir), how.out, whole.runs)
     failed = work_through(screen, whole.runs, how, done, parts=_parts(whole.runs), line=_line, begin=lambda: write_plan(whole, how.out))
     if not how.dry_run and done.all():
         made = build([how.out], how.out / "report", threshold)

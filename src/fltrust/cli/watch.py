@@ -15,6 +15,8 @@ def watch(path: Path, *, host: str, port: int | None, open_browser: bool) -> Non
         raise InputError("fltrust watch needs the packages starlette and uvicorn: pip install 'fltrust[watch]'") from problem
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file: name the run directory")
+    if not (path / "experiment.json").exists() and (inside := sorted(path.glob("*/experiment.json"))):
+        raise InputError(f"{path} is a folder of runs: name one of them, such as {inside[0].parent}")
     if not path.exists():
         print(f"there is no folder {path} yet: the page waits for it", file=sys.stderr)
     serve(path, host=host, port=port, open_browser=open_browser)

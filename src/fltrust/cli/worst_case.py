@@ -32,15 +32,15 @@ def worst_case(
     how.prepare(seeds)
     write = table_writer(how, rounds, format, FORMATS)
     questions = asked(only_datasets, only_rules, only_shares, rounds)
+    runs = plan(questions, seeds=seeds, precision=how.arithmetic)
     screen = Console(stderr=write is not None)  # beside the table that --format prints
     done = how.done(screen)
     tables = worst_cases(questions, done)
     stored = [result for table in tables for result in table.results]
-    refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out)
+    refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out, runs)
     if write:
         print(write(tables), end="")
         return
-    runs = plan(questions, seeds=seeds, precision=how.arithmetic)
     parts = {
         (question.dataset, f"{plural(len(question.rows), 'rule')} x {plural(len(question.shares), 'share')}"): [
             run for run in runs if run.dataset == question.dataset

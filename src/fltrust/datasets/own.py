@@ -32,6 +32,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fltrust.beside import importing_beside
 from fltrust.codec import built, read_toml
 from fltrust.datasets.dataset import Examples, Profile
 from fltrust.datasets.reading import DamagedError
@@ -98,11 +99,12 @@ def _profile(name: str, settings: Mapping[str, Any], by_owner: bool, root: NDArr
 @lru_cache(maxsize=1)  # asked for its settings first, for its data later
 def _built(path: Path, function: str) -> Examples:
     name = f"{path.name}:{function}"
-    build = getattr(load_plugin(path), function, None)
+    build = getattr(load_plugin(path, "task"), function, None)
     if not callable(build):
         raise InputError(f"{path} has no function {function!r}")
     try:
-        examples = build()
+        with importing_beside(path):  # it may import where it is called
+            examples = build()
     except Exception as problem:
         kind = "" if isinstance(problem, InputError) else f"{type(problem).__name__}: "
         raise InputError(f"{name} failed: {where_in(problem, path)}{kind}{problem}") from problem

@@ -16,7 +16,7 @@ from typing import Any
 
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
-from fltrust.registry import load_plugin
+from fltrust.registry import load_plugin, plugin_fault
 from fltrust.running.pool import Event, Failed, Finished, Tasks, forget, run_to_result
 from fltrust.store.results import from_json, to_json
 from fltrust.training.precision import check_precision
@@ -73,7 +73,9 @@ def _run(experiment: dict[str, Any], device: str, data_dir: str | None, plugins:
         run = from_declaration(experiment)
         result = run_to_result(run, work, _tasks(device, data_dir))
     except Exception as problem:  # whatever it is, it is this run's alone, and would happen again
-        return {"failed": str(problem) if isinstance(problem, InputError) else f"{type(problem).__name__}: {problem}"}
+        return {
+            "failed": str(problem) if isinstance(problem, InputError) else plugin_fault(problem) or f"{type(problem).__name__}: {problem}"
+        }
     forget(run, work)
     return {"result": to_json(result)}
 

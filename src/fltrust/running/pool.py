@@ -20,7 +20,7 @@ from fltrust import datasets
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.record import Record
-from fltrust.registry import RULES, load_plugin, plugin_files
+from fltrust.registry import RULES, load_plugin, plugin_fault, plugin_files
 from fltrust.rules import FedAvg
 from fltrust.rules.rule import try_rule
 from fltrust.running.loop import play
@@ -185,7 +185,7 @@ def _done(run: Experiment, work: Path, tasks: Tasks, pipe: Connection) -> Event:
     except InputError as problem:
         return Failed(run, str(problem))
     except Exception as problem:  # whatever it is, it is this run's alone
-        return Failed(run, f"{type(problem).__name__}: {problem}")
+        return Failed(run, plugin_fault(problem) or f"{type(problem).__name__}: {problem}")
     return Finished(run, result)
 
 

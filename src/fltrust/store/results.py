@@ -17,7 +17,7 @@ from fltrust.attacks import ATTACKS
 from fltrust.codec import built_or_absent
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, Precision, from_declaration
-from fltrust.registry import Absent
+from fltrust.registry import Absent, plugin_files
 from fltrust.rules import RULES, Rule
 from fltrust.store.files import read_json, replace
 from fltrust.store.records import ABOUT, Run, read_run
@@ -71,6 +71,7 @@ class Result(Curves):
 
     run: Experiment
     declared: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # the experiment as an earlier version wrote it
+    file: Path | None = field(default=None, compare=False, repr=False)  # where it was read; its name has the key that it had then
 
 
 UNFINISHED = ".unfinished"  # in a folder of results: run directories of runs that are under way, or were cut off
@@ -192,11 +193,12 @@ def to_json(result: Result) -> str:
 def from_json(content: Mapping[str, Any], source: object) -> Result:
     run = _experiment(content.get("experiment"), source)
     try:
-        if content["key"] != run.key and not _absent(run):  # a plug-in alone knows which parameters have their default
+        if content["key"] != run.key and not _absent(run) and not _plugin_changed(run, content["files"]):
             raise InputError(f"its key is {content['key']!r}, its experiment's {run.key}")
         result = Result(
             run=run,
             declared=content["experiment"],
+            file=source if isinstance(source, Path) else None,
             about={name: content[name] for name in ABOUT},
             seconds=content["seconds"],
             rounds=tuple(content["rounds"]),
@@ -281,7 +283,14 @@ def _declaration(result: Result) -> Mapping[str, Any]:
 
 
 def _absent(run: Experiment) -> bool:
+    """Whether the plug-in of a part is not loaded: it alone knows which parameters have their default."""
     return any(isinstance(part, Absent) for part in (run.rule, run.attack, run.split, run.server))
+
+
+def _plugin_changed(run: Experiment, files: Mapping[str, str]) -> bool:
+    """Whether a plug-in that defines a part of the run was another one when it ran: a key leaves out the defaults that it had then."""
+    now = plugin_files(*map(type, (*RULES.layers(run.rule), run.attack, run.split, run.server)))
+    return any(files.get(name) != sha256 for name, sha256 in now.items())
 
 
 def _rounded(value: Any) -> Any:

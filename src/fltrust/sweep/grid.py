@@ -53,11 +53,13 @@ def grid_of(written: Mapping[str, Any], given: Mapping[str, str], settings: Iter
     """The grid of a TOML file, changed by options ("fltrust,krum") and by assignments ("rule.tolerate=1,2")."""
     values = {name: _varied(name, value) for name, value in written.items() if name != "seeds"}
     values |= {name: _listed(name, text) for name, text in given.items() if name != "seeds"}
+    texts: dict[str, list[str]] = {}
     for assignment in settings:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise InputError(f"--set {assignment}: expected PART.PARAMETER=VALUE, such as rule.tolerate=1,2")
-        values[path.strip()] = _listed(path.strip(), text)
+        texts.setdefault(path.strip(), []).append(text)
+    values |= {path: _listed(path, ",".join(several)) for path, several in texts.items()}
     seeds = toml_value(given["seeds"]) if "seeds" in given else written.get("seeds")
     if seeds is not None and "seed" in values:
         raise InputError("both seed and seeds are given: seed = [3, 7] names them, seeds = 3 counts them from 0")
@@ -70,14 +72,26 @@ def grid_of(written: Mapping[str, Any], given: Mapping[str, str], settings: Iter
 
 
 def _listed(name: str, text: str) -> tuple[Any, ...]:
-    """The values of an option: words and numbers with commas between them, or a list as TOML writes it."""
-    if text.lstrip().startswith("["):
-        return _varied(name, toml_value(text))
-    parts = [part.strip() for part in text.split(",")]
+    """The values of an option: words, numbers and tables with commas between them, or a list as TOML writes it."""
+    parts = [part.strip() for part in _between_commas(text)]
     if not all(parts):
         raise InputError(f"{name} {text!r}: a value is missing beside a comma")
     read = tuple(map(toml_value, parts))
+    if any(isinstance(value, list) for value in read):
+        return tuple(one for value in read for one in _varied(name, value))
     return (read,) if name in _DEPTHS else read
+
+
+def _between_commas(text: str) -> list[str]:
+    """A comma within brackets or braces belongs to a value."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
 
 def _varied(name: str, value: Any) -> tuple[Any, ...]:
