@@ -42,13 +42,15 @@
         heads.forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
         const value = (row) => row.cells[column].dataset.sort;
-        const rows = [...table.tBodies[0].rows];
-        rows.sort((a, b) => {
-          const [left, right] = [value(a), value(b)];
-          if (left === undefined || right === undefined) return (left === undefined) - (right === undefined); // empty ones last
-          return down ? right - left : left - right;
-        });
-        table.tBodies[0].append(...rows);
+        for (const body of table.tBodies) {
+          const rows = [...body.rows].filter((row) => row.cells.length === heads.length); // each group below its heading
+          rows.sort((a, b) => {
+            const [left, right] = [value(a), value(b)];
+            if (left === undefined || right === undefined) return (left === undefined) - (right === undefined); // empty ones last
+            return down ? right - left : left - right;
+          });
+          body.append(...rows);
+        }
       });
     });
   }
