@@ -365,6 +365,24 @@ def test_you_notice_if_the_malicious_are_accused_and_not_the_honest() -> None:
     assert concluded(breaks_at_4, asked(attack="trim")).noticed() is None  # nobody looked
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (4, "The audit would have noticed this attack, which does not try to hide."),
+        (1, "The audit might have noticed this attack, which does not try to hide."),
+        (0, "The audit would not have noticed this attack, although it does not try to hide."),
+    ],
+)
+def test_to_be_noticed_is_no_promise_where_no_attack_tries_to_hide(found: int, said: str) -> None:
+    sides = {"malicious": 0.1, "honest": 0.5}
+    audit = {"rounds": 10, "malicious": 4, "honest": 16, "hostile": found, "since": 3, "evidence": "", "trust": sides, "share": sides}
+    one = concluded(breaks_at_4, asked(attack="trim"), audits=lambda key: {**audit, "found": found, "accused": 0})
+    sentence = f"{said} In 1 run with 4 malicious clients, it accuses {found} of 4 malicious and 0 of 16 honest clients."
+    assert sentence in summary(one)
+    assert sentence in redteam_page(one, checklist(one))
+    assert content(one, [])["noticed_means"] in redteam_page(one, checklist(one))
+
+
 def test_a_guess_and_the_clients_of_a_task(tmp_path: Path) -> None:
     name = write_task(tmp_path)
     facts = facts_of(Experiment.on(name, malicious=0, attack="none"), None)

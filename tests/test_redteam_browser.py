@@ -76,7 +76,8 @@ def test_the_answer_comes_first_and_then_every_part(browser: Browser) -> None:
     assert said[1].startswith(
         "The largest tested share that costs at most 5 points is 10 %. With 20 % (4 of 20), searched takes the error to 0.301"
     )
-    assert said[2] == "You would have noticed. The audit accuses 8 of 8 malicious and 2 of 32 honest clients under searched (2 runs)."
+    noticed = "The audit would have noticed this attack, which does not try to hide."
+    assert said[2] == f"{noticed} In 2 runs with 4 malicious clients each, it accuses 8 of 8 malicious and 2 of 32 honest clients."
     assert said[3].startswith("What helped most: a root set of 500 instead of 100.")
     sections = browser.run("[...document.querySelectorAll('main > section')].map(one => one.id)")
     assert sections == ["breaking-point", "noticed", "changes", "checklist", "repeat", "leftovers"]

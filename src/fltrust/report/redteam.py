@@ -21,6 +21,7 @@ from fltrust.store.results import Result, Results, file_of
 from fltrust.version import __version__
 
 Seen = dict[str, Any]  # what `redteam.noticed` keeps of the audit of a run
+UNHIDDEN = "No attack here tries to hide from the audit, so “yes” is no promise."
 CLEARLY = 0.01  # a change that gains less than one point does not help
 
 
@@ -291,6 +292,7 @@ def content(answer: Answer, checklist: Sequence[Any]) -> dict[str, Any]:
         },
         "curve": [_worst(one) for one in answer.curve()],
         "rules": [_row(row) for row in (answer.board.rows if answer.board else ())],
+        "noticed_means": UNHIDDEN,
         "noticed": [_looked(one) for one in answer.looked()],
         "changes": [_worst(one) for one in answer.compared()],
         "most_useful_change": None if answer.best is None else answer.best.what,

@@ -9,7 +9,7 @@ from fltrust.report.embed import Embedded
 from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag
 from fltrust.report.page import html_page
-from fltrust.report.redteam import Answer, Looked, Worst
+from fltrust.report.redteam import UNHIDDEN, Answer, Looked, Worst
 from fltrust.report.redteam_checklist import Check
 from fltrust.report.redteam_text import cheaper, helped, points, seeds_of, setting, summary, title, warnings
 from fltrust.report.survival import Line, Point
@@ -218,7 +218,7 @@ def _noticed_section(answer: Answer) -> Element:
             "p",
             f"What “fltrust audit” says of the same runs, {where}, all seeds together. “Yes” means that it accuses at least half of the "
             f"malicious clients, and fewer honest ones than malicious ones. It saw {plural(rounds, 'round')} of each run: those that were "
-            "evaluated. No attack here tries to hide from the audit, so “yes” is no promise.",
+            f"evaluated. {UNHIDDEN}",
             class_="claim",
         ),
     )

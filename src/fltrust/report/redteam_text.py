@@ -7,7 +7,11 @@ from fltrust.report.tables import mean_and_spread
 from fltrust.report.words import plural, signed
 
 NOT_YET = "not run yet"
-NOTICED = {"yes": "You would have noticed.", "in part": "You might have noticed.", "no": "You would not have noticed."}
+NOTICED = {
+    "yes": "The audit would have noticed this attack, which does not try to hide.",
+    "in part": "The audit might have noticed this attack, which does not try to hide.",
+    "no": "The audit would not have noticed this attack, although it does not try to hide.",
+}
 
 
 def title(answer: Answer) -> str:
@@ -66,7 +70,7 @@ def summary(answer: Answer) -> list[str]:
         at = next(point for point in line.points if point.malicious == answer.breaks)
         said.append(f"{up_to}. With {answer.share(answer.breaks)} ({answer.breaks} of {clients}), {line.attack} takes {_taken(line, at)}.")
     if (looked := answer.noticed()) is not None and answer.breaks is not None:
-        said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}.")
+        said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}")
     if (best := answer.best) is not None and (own := answer.as_it_is) is not None:
         said.append(f"What helped most: {best.what}. {helped(answer, best, own)}")
     elif len(answer.compared()) > 1:
@@ -96,10 +100,12 @@ def _taken(line: Line, at: Point) -> str:
 
 
 def _accused(looked: Looked) -> str:
-    many = plural(len(looked.seen), "run")
+    runs = (
+        plural(len(looked.seen), "run") + f" with {plural(looked.malicious, 'malicious client')}{' each' if len(looked.seen) > 1 else ''}"
+    )
     return (
-        f"The audit accuses {looked.total('found')} of {looked.total('malicious')} malicious and {looked.total('accused')} of "
-        f"{looked.total('honest')} honest clients under {looked.attack} ({many})"
+        f"In {runs}, it accuses {looked.total('found')} of {looked.total('malicious')} malicious and {looked.total('accused')} of "
+        f"{looked.total('honest')} honest clients."
     )
 
 
