@@ -30,7 +30,7 @@ from fltrust.redteam.facts import facts_of
 from fltrust.redteam.plan import Question, changes, counts_of, most_runs, question_of, stages
 from fltrust.registry import DATASETS, MODELS, OBJECTIVES, RULES
 from fltrust.report.redteam import Answer, answer, content
-from fltrust.report.redteam_checklist import checklist
+from fltrust.report.redteam_checklist import checklist, doubts
 from fltrust.report.redteam_page import redteam_page
 from fltrust.report.redteam_text import summary, title, warnings
 from fltrust.rules import FLTrust, Krum
@@ -351,6 +351,18 @@ def test_the_checklist_is_answered_from_the_facts() -> None:
     assert answers(many_clients)["Are there many clients, of which some take part in a round?"] == "yes"
 
 
+def test_the_first_screen_says_which_checks_say_no() -> None:
+    found = concluded(breaks_at_4, asked(attack="trim"))
+    many, said = doubts(checklist(found))
+    few = "there are fewer than 50 clients, no backdoor was tested, some numbers have only 1 seed, "
+    assert (many, said) == ("4 of 12 checks", f" say no: {few}no attacker that sees only its own clients was tried.")
+    page = redteam_page(found, checklist(found))
+    assert f'<li><a href="#checklist">{many}</a>{said}</li>' in page
+    assert '<td class="change">not tested</td>' in page
+    assert '<td class="change">not tested</td>' not in redteam_page(concluded(breaks_at_4, asked(attack="trim,scaling")), [])
+    assert doubts([check._replace(answer="yes") for check in checklist(found)]) == ("", "")
+
+
 def test_you_notice_if_the_malicious_are_accused_and_not_the_honest() -> None:
     def seen(found: int, accused: int) -> dict[str, Any]:
         sides = {"malicious": 0.1, "honest": 0.5}
@@ -510,6 +522,7 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
         "Stage 1 of 4, without attack; later stages: 8 runs"
     )
     assert "out/index.html: open it in a browser" in said
+    assert re.search(r"\d of 12 checks say no: .*no backdoor was tested", said)
     found = written()
     assert found["learns"] is True
     assert found["clean"]["seeds"] == [0]

@@ -122,6 +122,10 @@ class Answer:
         chance = 2 * (guess * (1 - guess) / max(1, self.facts["test_examples"])) ** 0.5
         return bool(self.clean.error.mean < guess - chance)
 
+    @property
+    def backdoor_tested(self) -> bool:
+        return any(one.success is not None for one in self.results.all())
+
     def share(self, malicious: int) -> str:
         return f"{round(100 * malicious / self.question.num_clients, 1):g} %"
 
