@@ -87,6 +87,12 @@ class Answer:
     def rule(self) -> str:
         return self.row.rule if self.row else words(self.question.rules[0])
 
+    @property
+    def label(self) -> str:
+        """The rule as a paper calls it: "fltrust" is this package's name, too."""
+        own = clean_run(self.question).rule
+        return self.rule.replace(RULES.name_of(own), RULES.label_of(own), 1)
+
     @cached_property
     def row(self) -> Row | None:
         """The rule in question; None if it has no result without attack."""

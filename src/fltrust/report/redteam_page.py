@@ -131,7 +131,7 @@ def _breaking_section(embedded: Embedded, answer: Answer) -> Element:
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="heat harm")
     return tag(
         "section",
-        tag("h2", f"Where {answer.rule} breaks"),
+        tag("h2", f"Where {answer.label} breaks"),
         tag(
             "p",
             f"A share breaks the rule if some attack costs more than {question.points:g} points there: of test error, or of backdoor "
