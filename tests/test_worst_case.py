@@ -33,7 +33,7 @@ from fltrust.report.repeat import worst_case_command
 from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, worst_cases
 from fltrust.report.worst_case_page import worst_case_section
 from fltrust.report.worst_case_text import FORMATS
-from fltrust.rules import FLTrust, Krum
+from fltrust.rules import Fallback, FLTrust, Krum
 from fltrust.store import results
 from fltrust.store.results import Result, Results
 
@@ -62,6 +62,8 @@ def test_every_rule_of_the_league_is_there_at_every_share_on_five_data_sets() ->
 def test_another_form_of_a_rule_is_asked_for_by_its_name(dataset: str, row: Row) -> None:
     for name in (row.name, row.name.lower()):
         assert [question.rows for question in asked([dataset], [name])] == [(row,)]
+    assert row.label == row.name
+    assert row.name.startswith("Fallback + ") == isinstance(row.value, Fallback)  # as the league's "Fallback + Anchor"
 
 
 def test_a_cell_searches_with_every_aim_and_the_rule_expects_what_there_is() -> None:
@@ -285,6 +287,8 @@ def test_an_attack_is_called_by_what_is_unusual_about_it() -> None:
     assert label("searched") == "Searched: mean"
     assert label({"name": "searched", "aim": "sign", "knowledge": "partial"}) == "Searched: sign, partial"
     assert label("trim") == "Trim"
+    assert label("krum") == "Krum attack"  # Krum is a rule
+    assert [column.label for column in COLUMNS if column.registered in ("none", "krum", "trim")] == ["No attack", "Krum attack", "Trim"]
     assert label("scaling") == "Scaling"  # the trigger is the data set's
 
 

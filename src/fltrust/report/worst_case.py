@@ -13,7 +13,7 @@ from typing import Any
 
 from fltrust.attacks import NoAttack
 from fltrust.experiment import Experiment
-from fltrust.league.table import Row
+from fltrust.league.table import Row, brief
 from fltrust.league.worst_case import DECIDES, Cell, Question, asked
 from fltrust.registry import ATTACKS, DATASETS, Absent
 from fltrust.report.agreement import Number
@@ -180,7 +180,7 @@ def every_worst_case(found: Results) -> list[WorstCases]:
 def attack_label(attack: Any) -> str:
     """An attack's name with the parameters that are not the usual ones; of a search, always what it aims at."""
     name = ATTACKS.name_of(attack)
-    label = ATTACKS.entry(name).label.removesuffix(" attack") if name in ATTACKS else name
+    label = brief(name)
     if isinstance(attack, Absent):
         return label
     said = [
