@@ -65,6 +65,16 @@ def test_it_stands_on_the_first_screen(browser: Browser, page: Path, width: int,
     assert "lower bound" in browser.run("document.querySelector('#worst-case').innerText")
 
 
+def test_a_phone_shows_the_column_that_decides_and_says_that_there_are_more(browser: Browser, page: Path) -> None:
+    browser.resize(400, 844)
+    browser.open(page)
+    box = "document.querySelector('#worst-case-0 .scroll')"
+    browser.wait(f"{box}.previousElementSibling.hidden === false")
+    assert "Scroll the table sideways" in browser.run(f"{box}.previousElementSibling.textContent")
+    right = browser.run(f"document.querySelector('{ROW} td:nth-child(4)').getBoundingClientRect().right")
+    assert right < browser.run(f"{box}.getBoundingClientRect().right")
+
+
 def test_the_best_rule_at_a_fifth_comes_first(browser: Browser, tables: list[WorstCases]) -> None:
     rows = browser.run(f"[...document.querySelectorAll('{ROW}')].map(row => row.cells[0].textContent)")
     assert rows == [one.row.label for one in tables[0].rows]

@@ -317,6 +317,8 @@
     trustPicture(host, runOf(host), { title: host.dataset.title, most: mostTrust(beside) });
   }
 
+  marked(document); // at once: figures take a while
+
   // One after the other, so that the page can be read and scrolled meanwhile.
   for (const host of document.querySelectorAll("[data-trust], [data-figure]")) {
     (host.dataset.trust ? drawTrust : drawFigure)(host);
@@ -325,7 +327,7 @@
   for (const host of document.querySelectorAll("[data-sweep]")) showSweep(host, data.sweep, open);
   for (const host of document.querySelectorAll("[data-shown]")) showRuns(host, data.cells[Number(host.dataset.shown)]);
 
-  marked(document);
+  marked(document); // the tables that were drawn
 
   // ---------------------------------------------------------------- where one is
 
