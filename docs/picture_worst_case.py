@@ -13,8 +13,8 @@ LINES = {  # rule's name, momentum, voice, limit: label, colour, line, how far t
     ("fltrust", None, None, None): ("FLTrust", "#0072B2", "-", 4),
     ("anchor", 0.9, 1.0, 30.0): ("Anchor", "#D55E00", "-", 0),
     ("anchor", 0.0, 1.0, 30.0): ("Anchor without memory", "#CC79A7", "--", 0),
-    ("anchor", 0.9, 0.0, 30.0): ("Anchor without the server", "#555555", ":", 0),
-    ("anchor", 0.9, 1.0, 1.0): ("Anchor with limit 1", "#009E73", "-.", 0),
+    ("anchor", 0.9, 0.0, 30.0): ("Anchor without voice", "#555555", ":", 0),
+    ("anchor", 0.9, 1.0, 1.0): ("Anchor, limit 1", "#009E73", "-.", 0),
 }
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from waiting import until
 
 from fltrust.attacks import NoAttack, Searched
 from fltrust.attacks.searched import aims_on
+from fltrust.attacks.searched.scene import AimName
 from fltrust.cli import app, many
 from fltrust.cli.many import How
 from fltrust.cli.redteam import line_of
@@ -30,11 +31,11 @@ from fltrust.experiment import Experiment
 from fltrust.redteam import noticed
 from fltrust.redteam.facts import facts_of
 from fltrust.redteam.plan import Question, changes, counts_of, most_runs, question_of, stages
-from fltrust.registry import DATASETS, MODELS, OBJECTIVES, RULES
+from fltrust.registry import ATTACKS, DATASETS, MODELS, OBJECTIVES, RULES
 from fltrust.report.redteam import Answer, answer, content
-from fltrust.report.redteam_checklist import checklist
+from fltrust.report.redteam_checklist import checklist, doubts
 from fltrust.report.redteam_page import redteam_page
-from fltrust.report.redteam_text import summary, title, warnings
+from fltrust.report.redteam_text import SEARCHED_FOR, summary, title, warnings
 from fltrust.rules import FLTrust, Krum
 from fltrust.running import pool
 from fltrust.store.results import Result, Results, read
@@ -221,20 +222,38 @@ def test_the_breaking_point_and_the_change_that_helped_most() -> None:
     assert found.survival is not None
     assert found.survival[0] == (2, 4)
     assert found.survival[1].attack == "searched"
-    assert title(found) == "fltrust breaks at 20 % malicious clients"
+    assert title(found) == "FLTrust breaks at 20 % malicious clients"
     assert next(one.what for one in found.compared()) == "a root set of 500 instead of 100"
     assert found.best is not None
     assert found.best.cost == pytest.approx(0.06)
     said = " ".join(summary(found))
     assert "Without attack the test error is 0.102 ± 0.002 (seeds 0, 1, 2)." in said
     assert (
-        "The largest tested share that costs at most 5 points is 10 %. With 20 % (4 of 20), searched takes the error to 0.302 ± 0.002."
-        in said
+        "The largest tested share that costs at most 5 points is 10 %. With 20 % (4 of 20), an attack searched on the rule "
+        "(“searched”: it pushes against the honest mean) takes the error to 0.302 ± 0.002." in said
     )
     helped = "What helped most: a root set of 500 instead of 100. It costs 6.0 points instead of 20.0 points there."
     assert f"{helped} The rule still breaks with it." in said
     assert warnings(found) == []
     assert [(one.point.malicious, round(one.cost, 3)) for one in found.curve()] == [(1, 0.03), (2, 0.03), (4, 0.2), (8, 0.2)]
+
+
+def test_every_aim_of_the_search_is_explained_where_it_is_first_named() -> None:
+    assert SEARCHED_FOR.keys() == set(get_args(AimName))
+    unseen = concluded(lambda run: 0.4 if run.attack == Searched("unseen") and run.malicious > 2 else 0.1, asked(attack="trim"))
+    assert "an attack searched on the rule (“searched, aim unseen”: it aims at what the root set does not see) takes" in summary(unseen)[1]
+    trim = concluded(lambda run: 0.4 if ATTACKS.name_of(run.attack) == "trim" and run.malicious > 2 else 0.1, asked(attack="trim"))
+    assert "With 20 % (4 of 20), trim takes the error to" in summary(trim)[1]
+
+
+def test_the_title_names_the_rule_as_papers_do() -> None:
+    for rule, settings, label in (
+        ("fltrust", (), "FLTrust"),
+        ("nnm+krum", ("rule.rule.tolerate=3",), "NNM + Krum, rule.tolerate 3"),
+        ("krum", ("rule.tolerate=3",), "Krum, tolerate 3"),
+    ):
+        found = concluded(lambda run: 0.1, asked(settings, rule=rule, attack="trim"))
+        assert title(found) == f"{label} holds up to 40 % malicious clients, all that was tested"
 
 
 def test_a_change_within_the_spread_or_a_point_is_no_help() -> None:
@@ -317,7 +336,7 @@ def test_a_rule_that_holds_is_said_to_hold_only_as_far_as_it_was_tested() -> Non
     found = concluded(lambda run: 0.1, asked(attack="trim"))
     assert found.breaks is None
     assert found.compared() == []
-    assert title(found) == "fltrust holds up to 40 % malicious clients, all that was tested"
+    assert title(found) == "FLTrust holds up to 40 % malicious clients, all that was tested"
     assert found.shown == 8
 
 
@@ -362,6 +381,18 @@ def test_the_checklist_is_answered_from_the_facts() -> None:
     assert answers(many_clients)["Are there many clients, of which some take part in a round?"] == "yes"
 
 
+def test_the_first_screen_says_which_checks_say_no() -> None:
+    found = concluded(breaks_at_4, asked(attack="trim"))
+    many, said = doubts(checklist(found))
+    few = "there are fewer than 50 clients, no backdoor was tested, some numbers have only 1 seed, "
+    assert (many, said) == ("4 of 12 checks", f" say no: {few}no attacker that sees only its own clients was tried.")
+    page = redteam_page(found, checklist(found))
+    assert f'<li><a href="#checklist">{many}</a>{said}</li>' in page
+    assert '<td class="change">not tested</td>' in page
+    assert '<td class="change">not tested</td>' not in redteam_page(concluded(breaks_at_4, asked(attack="trim,scaling")), [])
+    assert doubts([check._replace(answer="yes") for check in checklist(found)]) == ("", "")
+
+
 def test_you_notice_if_the_malicious_are_accused_and_not_the_honest() -> None:
     def seen(found: int, accused: int) -> dict[str, Any]:
         sides = {"malicious": 0.1, "honest": 0.5}
@@ -374,6 +405,24 @@ def test_you_notice_if_the_malicious_are_accused_and_not_the_honest() -> None:
         assert looked is not None
         assert (looked.attack, looked.malicious, looked.noticed) == ("searched", 4, said)
     assert concluded(breaks_at_4, asked(attack="trim")).noticed() is None  # nobody looked
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (4, "The audit would have noticed this attack, which does not try to hide."),
+        (1, "The audit might have noticed this attack, which does not try to hide."),
+        (0, "The audit would not have noticed this attack, although it does not try to hide."),
+    ],
+)
+def test_to_be_noticed_is_no_promise_where_no_attack_tries_to_hide(found: int, said: str) -> None:
+    sides = {"malicious": 0.1, "honest": 0.5}
+    audit = {"rounds": 10, "malicious": 4, "honest": 16, "hostile": found, "since": 3, "evidence": "", "trust": sides, "share": sides}
+    one = concluded(breaks_at_4, asked(attack="trim"), audits=lambda key: {**audit, "found": found, "accused": 0})
+    sentence = f"{said} In 1 run with 4 malicious clients, it accuses {found} of 4 malicious and 0 of 16 honest clients."
+    assert sentence in summary(one)
+    assert sentence in redteam_page(one, checklist(one))
+    assert content(one, [])["noticed_means"] in redteam_page(one, checklist(one))
 
 
 def test_a_guess_and_the_clients_of_a_task(tmp_path: Path) -> None:
@@ -511,6 +560,7 @@ def test_a_red_team_of_ones_own_task(folder: Path) -> None:
         "Stage 1 of 4, without attack; later stages: 8 runs"
     )
     assert "out/index.html: open it in a browser" in said
+    assert re.search(r"\d of 12 checks say no: .*no backdoor was tested", said)
     found = written()
     assert found["learns"] is True
     assert found["clean"]["seeds"] == [0]
@@ -608,7 +658,7 @@ def test_interrupted_it_leaves_a_page_and_resumes_to_the_same_numbers(folder: Pa
     assert len(half["runs"]) == 4
     assert half["clean"] is not None
     assert any("not run yet" in one["why"] for one in half["not_run"])
-    assert "Where fltrust breaks" in Path("out/index.html").read_text()
+    assert "Where FLTrust breaks" in Path("out/index.html").read_text()
     monkeypatch.setattr(many, "execute", here)
     fltrust(*COMMAND)
     assert Path("out/redteam.json").read_bytes() == whole

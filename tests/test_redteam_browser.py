@@ -71,12 +71,14 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 def test_the_answer_comes_first_and_then_every_part(browser: Browser) -> None:
-    assert texts(browser, "h1") == ["fltrust breaks at 20 % malicious clients"]
+    assert texts(browser, "h1") == ["FLTrust breaks at 20 % malicious clients"]
     said = texts(browser, "header li")
     assert said[1].startswith(
-        "The largest tested share that costs at most 5 points is 10 %. With 20 % (4 of 20), searched takes the error to 0.301"
+        "The largest tested share that costs at most 5 points is 10 %. "
+        "With 20 % (4 of 20), an attack searched on the rule (“searched”: it pushes against the honest mean) takes the error to 0.301"
     )
-    assert said[2] == "You would have noticed. The audit accuses 8 of 8 malicious and 2 of 32 honest clients under searched (2 runs)."
+    noticed = "The audit would have noticed this attack, which does not try to hide."
+    assert said[2] == f"{noticed} In 2 runs with 4 malicious clients each, it accuses 8 of 8 malicious and 2 of 32 honest clients."
     assert said[3].startswith("What helped most: a root set of 500 instead of 100.")
     sections = browser.run("[...document.querySelectorAll('main > section')].map(one => one.id)")
     assert sections == ["breaking-point", "noticed", "changes", "checklist", "repeat", "leftovers"]
@@ -143,5 +145,5 @@ def test_a_page_without_a_single_result_says_so(browser: Browser, tmp_path: Path
     path = tmp_path / "empty.html"
     path.write_text(redteam_page(nothing, checklist(nothing)), encoding="utf-8")
     browser.open(path)
-    assert texts(browser, "h1") == ["krum: no breaking point yet"]
+    assert texts(browser, "h1") == ["Krum: no breaking point yet"]
     assert "krum has no finished run without attack" in texts(browser, "header .finding")[0]

@@ -25,12 +25,15 @@ from fltrust.paper.exhibit import declared
 from fltrust.registry import ATTACKS, RULES
 from fltrust.report import build
 from fltrust.report.agreement import judge
+from fltrust.report.embed import Embedded
+from fltrust.report.markup import text_of
 from fltrust.report.page import reproduction_page
 from fltrust.report.reading import Found
 from fltrust.report.repeat import worst_case_command
 from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, worst_cases
+from fltrust.report.worst_case_page import worst_case_section
 from fltrust.report.worst_case_text import FORMATS
-from fltrust.rules import FLTrust, Krum
+from fltrust.rules import Fallback, FLTrust, Krum
 from fltrust.store import results
 from fltrust.store.results import Result, Results
 
@@ -59,6 +62,8 @@ def test_every_rule_of_the_league_is_there_at_every_share_on_five_data_sets() ->
 def test_another_form_of_a_rule_is_asked_for_by_its_name(dataset: str, row: Row) -> None:
     for name in (row.name, row.name.lower()):
         assert [question.rows for question in asked([dataset], [name])] == [(row,)]
+    assert row.label == row.name
+    assert row.name.startswith("Fallback + ") == isinstance(row.value, Fallback)  # as the league's "Fallback + Anchor"
 
 
 def test_a_cell_searches_with_every_aim_and_the_rule_expects_what_there_is() -> None:
@@ -168,6 +173,7 @@ def filled() -> Results:
             made_up(dataclasses.replace(krum_sign, rule=Krum(tolerate=2)), error=0.95),  # expects another number
             made_up(dataclasses.replace(krum_sign, rounds=7), error=0.95),
             made_up(median_mean, error=0.06),  # the other aim is missing
+            attacked("trim-mean", "trim", 0.04),  # no aim
             attacked("median", "trim", 0.055),
         ]
     )
@@ -189,12 +195,35 @@ def test_the_worst_attack_counts_and_is_named() -> None:
     assert krum.worst
     assert (krum.worst.label, krum.worst.error.mean) == ("IPM: 100", 0.4)
     assert (fedavg.searched, krum.searched, median.searched) == (True, True, False)
-    assert [one.row.name for one in table.rows] == ["krum", "fedavg", "median", "trim-mean"]  # what was searched first, then by its error
     low = place(table, "fedavg", 10).worst
     assert low
     assert low.label == "Trim"
     assert place(table, "fedavg", 40).missing == "not run"
     assert place(table, "trim-mean", 60).missing == "cannot run"
+
+
+def test_rules_searched_with_every_aim_come_before_those_with_some_and_these_before_those_with_none() -> None:
+    """However low their numbers are: 0.4 and 0.62, then 0.06, then 0.04."""
+    (table,) = worst_cases([SMALL], filled())
+    expected = ["krum", "fedavg", "median", "trim-mean"]
+    assert {group: [one.row.name for one in rows] for group, rows in table.groups.items()} == {
+        "searched with every aim": expected[:2],
+        "searched with some of the aims": expected[2:3],
+        "not searched": expected[3:],
+    }
+    labels = [one.row.label for one in table.rows]
+    for name, before in (("csv", "har,{},20"), ("markdown", "| {} |"), ("latex", "{} & ")):
+        text = FORMATS[name]([table])
+        places = [text.index(before.format(one)) for one in (expected if name == "csv" else labels)]
+        assert places == sorted(places)
+
+
+def test_the_data_set_with_the_most_searched_cells_comes_first_on_the_page() -> None:
+    found = filled()
+    for cell in asked(["mnist-0.5"], ["krum"])[0].cells[:1]:
+        found.add(made_up(cell.runs[0], error=0.05))
+    section = text_of(worst_case_section(Embedded(), every_worst_case(found)))
+    assert 0 < section.index(">HAR<") < section.index(">MNIST-0.5<")
 
 
 def test_a_mean_of_few_seeds_yields_to_one_that_does_as_much_harm_in_them() -> None:
@@ -222,10 +251,10 @@ def test_an_attack_yields_to_none_that_yields_itself() -> None:
 
 def test_the_order_and_unequal_numbers_of_runs_are_explained() -> None:
     (table,) = worst_cases([SMALL], Results([*filled().all(), attacked("krum", "ipm:100", 0.4, seed=1)]))
-    order = "Sorted by the error at 20 %; rules on which the search has not run there come last, however low their numbers are."
-    assert table.remarks[:2] == [order, "Some numbers are means of fewer runs than others, and less certain."]
+    assert "searched with every aim; searched with some of the aims; not searched" in table.remarks[0]
+    assert table.remarks[1] == "Some numbers are means of fewer runs than others, and less certain."
     for name in ("markdown", "latex"):
-        assert "come last, however low their numbers are." in FORMATS[name]([table])
+        assert "nobody has searched for worse" in FORMATS[name]([table])
     mean, sign = mean_and_sign("fedavg", 20)
     whole = Question("har", (Row("fedavg"),), (20,))
     (table,) = worst_cases([whole], Results([made_up(mean, error=0.5), made_up(sign, error=0.5)]))
@@ -258,6 +287,8 @@ def test_an_attack_is_called_by_what_is_unusual_about_it() -> None:
     assert label("searched") == "Searched: mean"
     assert label({"name": "searched", "aim": "sign", "knowledge": "partial"}) == "Searched: sign, partial"
     assert label("trim") == "Trim"
+    assert label("krum") == "Krum attack"  # Krum is a rule
+    assert [column.label for column in COLUMNS if column.registered in ("none", "krum", "trim")] == ["No attack", "Krum attack", "Trim"]
     assert label("scaling") == "Scaling"  # the trigger is the data set's
 
 
@@ -312,7 +343,8 @@ def test_the_report_shows_the_table_first(tmp_path: Path) -> None:
     assert "lower bound" in header
     assert "Searched: sign" in header
     assert "≥ 0.060" in header
-    assert "come last, however low their numbers are." in header
+    assert header.index("Searched with every aim at 20 %") < header.index("Searched with some of the aims at 20 %")
+    assert header.index("Searched with some of the aims at 20 %") < header.index("Not searched at 20 %")
     assert {path.name for path in (tmp_path / "report" / "tables").glob("worst-case.*")} == {
         f"worst-case.{end}" for end in ("csv", "md", "tex")
     }

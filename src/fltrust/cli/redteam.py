@@ -43,7 +43,7 @@ from fltrust.redteam.plan import (
 from fltrust.registry import DATASETS
 from fltrust.report.reading import Problem, results_in, same_question
 from fltrust.report.redteam import Answer, answer, content
-from fltrust.report.redteam_checklist import checklist
+from fltrust.report.redteam_checklist import checklist, doubts
 from fltrust.report.redteam_page import redteam_page
 from fltrust.report.redteam_text import NOT_YET, summary, title, warnings
 from fltrust.report.words import name_of, plural
@@ -278,6 +278,8 @@ class _Team:
             self.screen.print(_table(found), highlight=False)
         for sentence in summary(found):
             say(self.screen, sentence)
+        if found.row and any(doubt := doubts(checklist(found))):
+            say(self.screen, "".join(doubt))
         say(self.screen, f"{self.how.out / PAGE}: open it in a browser; the numbers are in {self.how.out / FILE}")
 
     def say_plan(self) -> None:

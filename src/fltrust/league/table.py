@@ -26,7 +26,13 @@ class Row:
 
     @cached_property
     def label(self) -> str:
-        return " + ".join(RULES.entry(part).label if part in RULES else part for part in self.name.split("+"))
+        return " + ".join(RULES.entry(part).label if part in RULES else part for part in map(str.strip, self.name.split("+")))
+
+
+def brief(name: str) -> str:
+    """An attack's label by its registered name: "Trim", but "Krum attack", because Krum is a rule, and "No attack"."""
+    label = ATTACKS.entry(name).label if name in ATTACKS else name
+    return label if name in RULES or name == "none" else label.removesuffix(" attack")
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,7 @@ class Column:
 
     @cached_property
     def label(self) -> str:
-        label = ATTACKS.entry(self.registered).label if self.registered in ATTACKS else self.registered
-        return " ".join((label.removesuffix(" attack") if not self.idle else label, *(f"{value:g}" for _, value in self.parameters)))
+        return " ".join((brief(self.registered), *(f"{value:g}" for _, value in self.parameters)))
 
 
 ROWS: tuple[Row, ...] = (

@@ -29,13 +29,13 @@ _LEVELLED = Anchor(limit=1e6, directions=1)
 ABLATIONS: Mapping[str, tuple[Row, ...]] = {
     "mnist-0.5": (
         Row("Levelled Anchor", value=_LEVELLED),
-        Row("Anchor levelled twice, limit 30", value=Anchor(limit=30.0, directions=2)),
-        Row("Anchor levelled twice, limit 30, in Fallback", value=Fallback(Anchor(limit=30.0, directions=2))),
+        Row("Anchor, 2 directions", value=Anchor(limit=30.0, directions=2)),
+        Row("Fallback + Anchor, 2 directions", value=Fallback(Anchor(limit=30.0, directions=2))),
         Row("Anchor without memory", value=Anchor(momentum=0.0)),
         Row("Anchor without voice", value=Anchor(voice=0.0)),
-        Row("Anchor with limit 1", value=Anchor(limit=1.0)),
+        Row("Anchor, limit 1", value=Anchor(limit=1.0)),
     ),
-    "har": (Row("Levelled Anchor", value=_LEVELLED), Row("Levelled Anchor in Fallback", value=Fallback(_LEVELLED))),
+    "har": (Row("Levelled Anchor", value=_LEVELLED), Row("Fallback + Levelled Anchor", value=Fallback(_LEVELLED))),
 }
 
 # In which order cells are run, so that a part of them is worth having.

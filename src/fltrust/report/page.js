@@ -42,13 +42,15 @@
         heads.forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
         const value = (row) => row.cells[column].dataset.sort;
-        const rows = [...table.tBodies[0].rows];
-        rows.sort((a, b) => {
-          const [left, right] = [value(a), value(b)];
-          if (left === undefined || right === undefined) return (left === undefined) - (right === undefined); // empty ones last
-          return down ? right - left : left - right;
-        });
-        table.tBodies[0].append(...rows);
+        for (const body of table.tBodies) {
+          const rows = [...body.rows].filter((row) => row.cells.length === heads.length); // each group below its heading
+          rows.sort((a, b) => {
+            const [left, right] = [value(a), value(b)];
+            if (left === undefined || right === undefined) return (left === undefined) - (right === undefined); // empty ones last
+            return down ? right - left : left - right;
+          });
+          body.append(...rows);
+        }
       });
     });
   }
@@ -315,6 +317,8 @@
     trustPicture(host, runOf(host), { title: host.dataset.title, most: mostTrust(beside) });
   }
 
+  marked(document); // at once: figures take a while
+
   // One after the other, so that the page can be read and scrolled meanwhile.
   for (const host of document.querySelectorAll("[data-trust], [data-figure]")) {
     (host.dataset.trust ? drawTrust : drawFigure)(host);
@@ -323,7 +327,7 @@
   for (const host of document.querySelectorAll("[data-sweep]")) showSweep(host, data.sweep, open);
   for (const host of document.querySelectorAll("[data-shown]")) showRuns(host, data.cells[Number(host.dataset.shown)]);
 
-  marked(document);
+  marked(document); // the tables that were drawn
 
   // ---------------------------------------------------------------- where one is
 

@@ -21,6 +21,7 @@ from fltrust.store.results import Result, Results, file_of
 from fltrust.version import __version__
 
 Seen = dict[str, Any]  # what `redteam.noticed` keeps of the audit of a run
+UNHIDDEN = "No attack here tries to hide from the audit, so “yes” is no promise."
 CLEARLY = 0.01  # a change that gains less than one point does not help
 
 
@@ -86,6 +87,12 @@ class Answer:
     def rule(self) -> str:
         return self.row.rule if self.row else words(self.question.rules[0])
 
+    @property
+    def label(self) -> str:
+        """The rule as a paper calls it: "fltrust" is this package's name, too."""
+        own = clean_run(self.question).rule
+        return self.rule.replace(RULES.name_of(own), RULES.label_of(own), 1)
+
     @cached_property
     def row(self) -> Row | None:
         """The rule in question; None if it has no result without attack."""
@@ -120,6 +127,10 @@ class Answer:
             return None
         chance = 2 * (guess * (1 - guess) / max(1, self.facts["test_examples"])) ** 0.5
         return bool(self.clean.error.mean < guess - chance)
+
+    @property
+    def backdoor_tested(self) -> bool:
+        return any(one.success is not None for one in self.results.all())
 
     def share(self, malicious: int) -> str:
         return f"{round(100 * malicious / self.question.num_clients, 1):g} %"
@@ -291,6 +302,7 @@ def content(answer: Answer, checklist: Sequence[Any]) -> dict[str, Any]:
         },
         "curve": [_worst(one) for one in answer.curve()],
         "rules": [_row(row) for row in (answer.board.rows if answer.board else ())],
+        "noticed_means": UNHIDDEN,
         "noticed": [_looked(one) for one in answer.looked()],
         "changes": [_worst(one) for one in answer.compared()],
         "most_useful_change": None if answer.best is None else answer.best.what,

@@ -9,8 +9,8 @@ from fltrust.report.embed import Embedded
 from fltrust.report.looks import COLOURS
 from fltrust.report.markup import tag
 from fltrust.report.page import html_page
-from fltrust.report.redteam import Answer, Looked, Worst
-from fltrust.report.redteam_checklist import Check
+from fltrust.report.redteam import UNHIDDEN, Answer, Looked, Worst
+from fltrust.report.redteam_checklist import Check, doubts
 from fltrust.report.redteam_text import cheaper, helped, points, seeds_of, setting, summary, title, warnings
 from fltrust.report.survival import Line, Point
 from fltrust.report.sweep import leftovers_section, numbers_section, says, survival_section
@@ -42,7 +42,7 @@ def redteam_page(answer: Answer, checks: Sequence[Check]) -> str:
         tag("h1", title(answer).replace(" %", "\N{NO-BREAK SPACE}%")),
         tag("p", setting(answer), class_="claim"),
         *(tag("p", tag("b", "Warning: "), warning, class_="finding") for warning in warnings(answer)),
-        tag("ul", *(tag("li", sentence) for sentence in summary(answer)), class_="lede"),
+        tag("ul", *(tag("li", sentence) for sentence in summary(answer)), _doubts(checks) if answer.row else None, class_="lede"),
         _facts(answer),
     )
     return html_page("fltrust redteam", header, sections, embedded)
@@ -65,6 +65,11 @@ class _Embedded(Embedded):
 
 
 # ---------------------------------------------------------------- the first screen
+
+
+def _doubts(checks: Sequence[Check]) -> Element | None:
+    many, said = doubts(checks)
+    return tag("li", tag("a", many, href="#checklist"), said) if many else None
 
 
 def _facts(answer: Answer) -> Element:
@@ -126,7 +131,7 @@ def _breaking_section(embedded: Embedded, answer: Answer) -> Element:
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="heat harm")
     return tag(
         "section",
-        tag("h2", f"Where {answer.rule} breaks"),
+        tag("h2", f"Where {answer.label} breaks"),
         tag(
             "p",
             f"A share breaks the rule if some attack costs more than {question.points:g} points there: of test error, or of backdoor "
@@ -218,7 +223,7 @@ def _noticed_section(answer: Answer) -> Element:
             "p",
             f"What “fltrust audit” says of the same runs, {where}, all seeds together. “Yes” means that it accuses at least half of the "
             f"malicious clients, and fewer honest ones than malicious ones. It saw {plural(rounds, 'round')} of each run: those that were "
-            "evaluated. No attack here tries to hide from the audit, so “yes” is no promise.",
+            f"evaluated. {UNHIDDEN}",
             class_="claim",
         ),
     )
@@ -328,7 +333,11 @@ def _change_row(embedded: Embedded, answer: Answer, one: Worst, best: bool) -> E
         tag("th", tag("b", one.what) if best else one.what, scope="row"),
         tag("td", points(one.cost), class_="change"),
         opens(mean_and_spread(one.point.error), under),
-        tag("td", "" if one.point.success is None else mean_and_spread(one.point.success), class_="change"),
+        tag(
+            "td",
+            mean_and_spread(one.point.success) if one.point.success else "" if answer.backdoor_tested else "not tested",
+            class_="change",
+        ),
         opens(mean_and_spread(one.clean.error), before),
         tag("td", one.attack, class_="words"),
         tag("td", f"{one.attacks}{'' if one.complete else ', fewer than your rule'}", class_="words"),

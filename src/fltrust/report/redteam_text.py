@@ -1,5 +1,6 @@
 """What a red team found in a few sentences made from its numbers, for the page and for the terminal."""
 
+from fltrust.attacks import Searched
 from fltrust.redteam.plan import clean_run
 from fltrust.report.redteam import Answer, Looked, Worst
 from fltrust.report.survival import Line, Point
@@ -7,16 +8,30 @@ from fltrust.report.tables import mean_and_spread
 from fltrust.report.words import plural, signed
 
 NOT_YET = "not run yet"
-NOTICED = {"yes": "You would have noticed.", "in part": "You might have noticed.", "no": "You would not have noticed."}
+NOTICED = {
+    "yes": "The audit would have noticed this attack, which does not try to hide.",
+    "in part": "The audit might have noticed this attack, which does not try to hide.",
+    "no": "The audit would not have noticed this attack, although it does not try to hide.",
+}
+
+SEARCHED_FOR = {
+    "mean": "it pushes against the honest mean",
+    "cosine": "it turns the update against the honest mean",
+    "sign": "it pushes each parameter the wrong way",
+    "unseen": "it aims at what the root set does not see",
+    "loss": "it raises the loss",
+    "class": "it raises the loss on one class",
+    "backdoor": "it plants a backdoor",
+}
 
 
 def title(answer: Answer) -> str:
     survival = answer.survival
     if survival is None:
-        return f"{answer.rule}: no breaking point yet"
+        return f"{answer.label}: no breaking point yet"
     if answer.breaks is None:
-        return f"{answer.rule} holds up to {answer.share(survival[0].most)} malicious clients, all that was tested"
-    return f"{answer.rule} breaks at {answer.share(answer.breaks)} malicious clients"
+        return f"{answer.label} holds up to {answer.share(survival[0].most)} malicious clients, all that was tested"
+    return f"{answer.label} breaks at {answer.share(answer.breaks)} malicious clients"
 
 
 def setting(answer: Answer) -> str:
@@ -64,9 +79,11 @@ def summary(answer: Answer) -> list[str]:
             else f"Even the smallest tested share costs more than {question.points:g} points"
         )
         at = next(point for point in line.points if point.malicious == answer.breaks)
-        said.append(f"{up_to}. With {answer.share(answer.breaks)} ({answer.breaks} of {clients}), {line.attack} takes {_taken(line, at)}.")
+        said.append(
+            f"{up_to}. With {answer.share(answer.breaks)} ({answer.breaks} of {clients}), {_in_full(line)} takes {_taken(line, at)}."
+        )
     if (looked := answer.noticed()) is not None and answer.breaks is not None:
-        said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}.")
+        said.append(f"{NOTICED[looked.noticed]} {_accused(looked)}")
     if (best := answer.best) is not None and (own := answer.as_it_is) is not None:
         said.append(f"What helped most: {best.what}. {helped(answer, best, own)}")
     elif len(answer.compared()) > 1:
@@ -86,6 +103,12 @@ def helped(answer: Answer, best: Worst, own: Worst) -> str:
     return f"It costs {points(best.cost)} instead of {points(own.cost)} there.{still}"
 
 
+def _in_full(line: Line) -> str:
+    """What the attack of a table's row is: the words of a search's aim explain themselves nowhere."""
+    attack = line.points[-1].results[0].run.attack
+    return f"an attack searched on the rule (“{line.attack}”: {SEARCHED_FOR[attack.aim]})" if isinstance(attack, Searched) else line.attack
+
+
 def _taken(line: Line, at: Point) -> str:
     error = f"the error to {mean_and_spread(at.error)}"
     if at.success is None or line.clean is None:
@@ -96,10 +119,12 @@ def _taken(line: Line, at: Point) -> str:
 
 
 def _accused(looked: Looked) -> str:
-    many = plural(len(looked.seen), "run")
+    runs = (
+        plural(len(looked.seen), "run") + f" with {plural(looked.malicious, 'malicious client')}{' each' if len(looked.seen) > 1 else ''}"
+    )
     return (
-        f"The audit accuses {looked.total('found')} of {looked.total('malicious')} malicious and {looked.total('accused')} of "
-        f"{looked.total('honest')} honest clients under {looked.attack} ({many})"
+        f"In {runs}, it accuses {looked.total('found')} of {looked.total('malicious')} malicious and {looked.total('accused')} of "
+        f"{looked.total('honest')} honest clients."
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fltrust.attacks import NoAttack
 from fltrust.experiment import Experiment
-from fltrust.league.table import Row
+from fltrust.league.table import Row, brief
 from fltrust.league.worst_case import DECIDES, Cell, Question, asked
 from fltrust.registry import ATTACKS, DATASETS, Absent
 from fltrust.report.agreement import Number
@@ -24,7 +24,11 @@ MEANING = (
     "search that tries many updates on the rule itself in every round. It is a lower bound: a better attack can only raise it. A backdoor "
     "that works hardly raises the test error: the league table shows how often each one works."
 )
-ORDER = "Sorted by the error at {share} %; rules on which the search has not run there come last, however low their numbers are."
+GROUPS = ("searched with every aim", "searched with some of the aims", "not searched")  # at the share that decides
+ORDER = (
+    f"In up to three groups, by whether the search has run on a rule at {{share}} %: {'; '.join(GROUPS)}. Within each, sorted by the error "
+    "there. The numbers of the later groups may be low because nobody has searched for worse."
+)
 UNEQUAL = "Some numbers are means of fewer runs than others, and less certain."
 UNSEARCHED = "≥: the search has not run with every aim here."
 
@@ -63,7 +67,12 @@ class Place:
 
     cell: Cell
     attacked: tuple[Attacked, ...]
-    searched: bool  # whether the search ran with every aim
+    aims: int  # that the search ran with
+
+    @property
+    def searched(self) -> bool:
+        """Whether the search ran with every aim."""
+        return 0 < self.aims == len(self.cell.runs)
 
     @property
     def worst(self) -> Attacked | None:
@@ -88,6 +97,14 @@ class Standing:
         worst = next((place.worst for place in self.places if place.cell.share == 0), None)
         return worst.error.mean if worst else None
 
+    @property
+    def decisive(self) -> Place:
+        return next((place for place in self.places if place.cell.share == DECIDES), self.places[-1])
+
+    @property
+    def group(self) -> str:
+        return GROUPS[0 if self.decisive.searched else 1 if self.decisive.aims else 2]
+
     def harm(self, place: Place, best: float | None) -> float | None:
         """How much an attack adds to the rule's own error; without attack, how far the rule is above the best one."""
         reference = self.clean if place.cell.share else best
@@ -96,7 +113,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class WorstCases:
-    """The table of a data set, the best rule first; rules on which the search did not run come last."""
+    """The table of a data set: rules that the search met with every aim, with some aims, not at all; in each group the best rule first."""
 
     question: Question
     rows: tuple[Standing, ...]
@@ -112,6 +129,11 @@ class WorstCases:
     @property
     def best_clean(self) -> float | None:
         return min((row.clean for row in self.rows if row.clean is not None), default=None)
+
+    @property
+    def groups(self) -> dict[str, list[Standing]]:
+        """Its rows by how far they were searched. A low number of a rule that was not searched says little."""
+        return {name: found for name in GROUPS if (found := [row for row in self.rows if row.group == name])}
 
     @property
     def places(self) -> list[Place]:
@@ -135,8 +157,7 @@ class WorstCases:
     @property
     def remarks(self) -> list[str]:
         """What a reader must know of the order of these rules and of their numbers."""
-        decisive = [_decisive(row) for row in self.rows]
-        said = [ORDER.format(share=decisive[0].cell.share)] if len({place.searched for place in decisive}) > 1 else []
+        said = [ORDER.format(share=self.rows[0].decisive.cell.share)] if len(self.groups) > 1 else []
         said += [UNEQUAL] if len(set(self.counts)) > 1 else []
         return said + ([UNSEARCHED] if any(place.worst and not place.searched for place in self.places) else [])
 
@@ -159,7 +180,7 @@ def every_worst_case(found: Results) -> list[WorstCases]:
 def attack_label(attack: Any) -> str:
     """An attack's name with the parameters that are not the usual ones; of a search, always what it aims at."""
     name = ATTACKS.name_of(attack)
-    label = ATTACKS.entry(name).label.removesuffix(" attack") if name in ATTACKS else name
+    label = brief(name)
     if isinstance(attack, Absent):
         return label
     said = [
@@ -194,7 +215,7 @@ def _table(question: Question, found: Results, attacks: dict[str, dict[str, Expe
 
 def _place(cell: Cell, found: Results, attacks: dict[str, dict[str, Experiment]]) -> Place:
     if not cell.runs:
-        return Place(cell, (), searched=False)
+        return Place(cell, (), aims=0)
     own = {run.key: run for run in cell.runs}
     runs = own if cell.share == 0 else own | attacks.get(_unattacked(cell.runs[0]), {})  # of equal ones the search stays first
     attacked = [Attacked(run.attack, tuple(results)) for run in runs.values() if (results := found.seeds(run))]
@@ -203,13 +224,9 @@ def _place(cell: Cell, found: Results, attacks: dict[str, dict[str, Experiment]]
         if not any(map(one.yields_to, standing)):
             standing.append(one)
     worst_first = sorted(attacked, key=lambda one: (one not in standing, -one.error.mean))
-    return Place(cell, tuple(worst_first), searched=all(found.seeds(run) for run in cell.runs))
+    return Place(cell, tuple(worst_first), aims=sum(bool(found.seeds(run)) for run in cell.runs))
 
 
-def _decisive(row: Standing) -> Place:
-    return next((place for place in row.places if place.cell.share == DECIDES), row.places[-1])
-
-
-def _order(row: Standing) -> tuple[bool, float]:
-    decisive = _decisive(row)
-    return not decisive.searched, decisive.worst.error.mean if decisive.worst else 2.0
+def _order(row: Standing) -> tuple[int, float]:
+    worst = row.decisive.worst
+    return GROUPS.index(row.group), worst.error.mean if worst else 2.0

@@ -18,7 +18,7 @@ FEWER = "Another attack has more runs. In the seeds that both have, this one doe
 
 
 def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Element:
-    ran = [table for table in tables if table.counts]
+    ran = sorted((table for table in tables if table.counts), key=lambda table: -table.searched)  # the first tab is open
     shown = [(table.label, f" {table.searched} of {table.possible} searched", _table(embedded, table)) for table in ran]
     keys = [f"to {step:g}" for step in STEPS] + ["more"]
     return tag(
@@ -40,18 +40,22 @@ def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Elem
 def _table(embedded: Embedded, table: WorstCases) -> Element:
     shares = (f"{share} % malicious" if share else "no attack" for share in table.shares)
     head = [sorter("rule", left=True), *map(sorter, shares)]
-    rows = [
-        tag(
-            "tr",
-            tag("th", row.row.label, scope="row", data_sort=place),
-            *(_cell(embedded, table, row, one) for one in row.places),
-        )
-        for place, row in enumerate(table.rows)
-    ]
-    grid = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="heat harm")
+    bodies = []
+    for group, rows in table.groups.items():
+        at = f" at {rows[0].decisive.cell.share} %"
+        heading = tag("th", tag("span", group.capitalize() + at), scope="rowgroup", colspan=len(head))
+        body = tag("tbody", tag("tr", heading, class_="group") if len(table.groups) > 1 else None)
+        body.extend(_row(embedded, table, row) for row in rows)
+        bodies.append(body)
+    grid = tag("table", tag("thead", tag("tr", *head)), *bodies, class_="heat harm")
     label = f"Worst case, {table.label}"
     scroll = tag("div", grid, class_="scroll first-screen", tabindex=0, role="region", aria_label=label)
     return tag("div", scroll, tag("p", caption(table).removeprefix(MEANING).strip(), class_="note"))
+
+
+def _row(embedded: Embedded, table: WorstCases, row: Standing) -> Element:
+    name = tag("th", row.row.label, scope="row", data_sort=table.rows.index(row))
+    return tag("tr", name, *(_cell(embedded, table, row, one) for one in row.places))
 
 
 def _cell(embedded: Embedded, table: WorstCases, row: Standing, place: Place) -> Element:
