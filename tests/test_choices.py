@@ -10,8 +10,8 @@ from fltrust.errors import InputError
 from fltrust.experiment import Experiment
 from fltrust.models import CNN, initialise
 from fltrust.rules import FedAvg
+from fltrust.tasks.arrays import standardised
 from fltrust.tasks.splits import partition
-from fltrust.tasks.task import standardised
 
 
 def known(own: torch.Tensor, others: torch.Tensor) -> Knowledge:

@@ -15,8 +15,9 @@ from fltrust.objectives import Objective
 from fltrust.randomness import stream
 from fltrust.registry import DATASETS, METRICS, MODELS, OBJECTIVES, RULES, plugin_files
 from fltrust.rules.rule import try_rule
+from fltrust.tasks.arrays import standardised
 from fltrust.tasks.splits import partition
-from fltrust.tasks.task import Task, standardised
+from fltrust.tasks.task import Task
 
 
 def build_task(

@@ -20,10 +20,11 @@ from fltrust.errors import InputError
 from fltrust.experiment import BatchNorm
 from fltrust.models import Model
 from fltrust.objectives import CrossEntropy, Objective
-from fltrust.randomness import reseed, stream
+from fltrust.randomness import reseed
 from fltrust.registry import ATTACKS, OBJECTIVES
+from fltrust.tasks.arrays import as_inputs, as_targets, count_classes, split_between
 from fltrust.tasks.holdings import Holdings, Indices
-from fltrust.tasks.splits import IID, Split, partition
+from fltrust.tasks.splits import Split
 
 CLIENT_BATCH = 64  # examples of a client whose statistics batch norm may use in evaluation
 TEST_BATCH = 1_000
@@ -167,7 +168,7 @@ class Task:
         objective = cast(Objective, built(OBJECTIVES, objective, {}))
         attack = None if attack is None else cast(Attack, built(ATTACKS, attack, {}))
         if isinstance(clients, int | np.integer):
-            clients, root = _split(np.asarray(targets), clients, root, split, objective, num_classes, malicious, seed)
+            clients, root = split_between(np.asarray(targets), clients, root, split, objective, num_classes, malicious, seed)
         elif isinstance(root, int | np.integer) or split is not None:
             raise InputError("the clients' examples are given: root must be indices too, and there is nothing to split")
         clients = Holdings.of(clients)
@@ -186,10 +187,10 @@ class Task:
             raise InputError("an example is held twice: clients and the root set must not overlap")
         if inputs.shape[1:] != test_inputs.shape[1:]:
             raise InputError(f"training examples have the shape {inputs.shape[1:]}, test examples {test_inputs.shape[1:]}")
-        examples, test_examples = _as_inputs(inputs), _as_inputs(test_inputs)
+        examples, test_examples = as_inputs(inputs), as_inputs(test_inputs)
         if examples.dtype != test_examples.dtype:
             raise InputError(f"training examples are {inputs.dtype}, test examples {test_inputs.dtype}")
-        wanted, test_wanted = (_as_targets(part, len(of), objective) for part, of in ((targets, inputs), (test_targets, test_inputs)))
+        wanted, test_wanted = (as_targets(part, len(of), objective) for part, of in ((targets, inputs), (test_targets, test_inputs)))
         if wanted.shape[1:] != test_wanted.shape[1:]:
             raise InputError(f"training targets have the shape {tuple(wanted.shape[1:])}, test targets {tuple(test_wanted.shape[1:])}")
         task = Task(
@@ -197,7 +198,7 @@ class Task:
             targets=wanted,
             test_inputs=test_examples,
             test_targets=test_wanted,
-            num_classes=_count_classes(objective, num_classes, wanted, test_wanted),
+            num_classes=count_classes(objective, num_classes, wanted, test_wanted),
             clients=clients,
             malicious=malicious,
             root=root,
@@ -356,85 +357,6 @@ Rows = TypeVar("Rows", Tensor, Indices)
 def _spread(rows: Rows, most: int) -> Rows:
     """At most so many of the rows, spread over all of them, which may be sorted by class."""
     return rows[:: -(-len(rows) // most)]
-
-
-def standardised(train: NDArray[np.generic], test: NDArray[np.generic]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Every feature with mean 0 and deviation 1 over the training examples; one that never changes there becomes 0."""
-    mean, deviation = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
-    scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    return ((train - mean) * scale).astype(np.float32), ((test - mean) * scale).astype(np.float32)
-
-
-def _split(
-    targets: NDArray[np.generic],
-    num_clients: int,
-    root_size: Indices | int,
-    split: Split | None,
-    objective: Objective,
-    num_classes: int | None,
-    malicious: int,
-    seed: int,
-) -> tuple[Holdings, Indices]:
-    """The examples of so many clients, and the root set."""
-    if not isinstance(root_size, int | np.integer):
-        raise InputError("the clients' examples are to be split: root must be a number too")
-    classes = targets.ndim == 1 and targets.dtype.kind in "biu" and objective.classes != 0
-    labels = targets.astype(np.int64) if classes else np.zeros(len(targets), np.int64)
-    count = objective.classes or num_classes or int(labels.max(initial=0)) + 1
-    sampling = "quota" if classes else "random"
-    held = partition(
-        labels,
-        None,
-        num_clients=int(num_clients),
-        num_classes=count,
-        split=split or IID(),
-        root_size=int(root_size),
-        root_sampling=sampling,
-        malicious=malicious,
-        rng=stream(seed, "partition"),
-    )
-    return held.clients, held.root
-
-
-def _as_inputs(inputs: NDArray[np.generic]) -> Tensor:
-    kind = inputs.dtype.kind
-    if kind not in "biuf":
-        raise InputError(f"examples must be numbers, not {inputs.dtype}")
-    if inputs.dtype == np.uint8:
-        return torch.from_numpy(inputs.astype(np.uint8, order="C")).float() / 255
-    if kind in "iu":
-        if inputs.size and inputs.min() < 0:
-            raise InputError("whole numbers as examples are tokens from 0 on; a negative one was found (features must be floating point)")
-        return torch.from_numpy(inputs.astype(np.int64, order="C"))
-    with np.errstate(over="ignore"):  # refused below
-        tensor = torch.from_numpy(inputs.astype(np.float32, order="C"))
-    if tensor.numel() and not torch.isfinite(torch.stack(tensor.aminmax())).all():  # as NaN would be, and without a copy of the data
-        raise InputError("the examples contain NaN or infinity")
-    return tensor
-
-
-def _as_targets(targets: ArrayLike, count: int, objective: Objective) -> Tensor:
-    array = np.asarray(targets)
-    kinds, what = ("biuf", "numbers") if objective.classes == 0 else ("biu", "whole numbers")
-    if array.shape[:1] != (count,) or array.dtype.kind not in kinds or not array.size:
-        raise InputError(f"{count} examples need {count} {what} (or rows of them) as targets, not {array.dtype} of shape {array.shape}")
-    if objective.classes == 0:
-        if not np.isfinite(array).all():
-            raise InputError("the targets contain NaN or infinity")
-        return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
-    if array.min() < 0:
-        raise InputError("classes start at 0; a negative target was found")
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def _count_classes(objective: Objective, given: int | None, *targets: Tensor) -> int:
-    if objective.classes == 0:
-        return 0
-    found = max(int(part.max()) for part in targets) + 1
-    expected = objective.classes or given or found
-    if found > expected:
-        raise InputError(f"there are {expected} classes, 0 to {expected - 1}, but a target is {found - 1}")
-    return expected
 
 
 def _one_line(problem: Exception) -> str:
