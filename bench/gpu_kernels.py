@@ -16,9 +16,9 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
-from fltrust.fast.cnn_gradients import PRECISIONS, cnn_gradients
+from fltrust.fast.cnn_gradients import cnn_gradients
 from fltrust.fast.select import ranked_mean
-from fltrust.fast.shared_gradients import shared_gradients
+from fltrust.fast.shared_gradients import PRECISIONS, shared_gradients
 from fltrust.models import Model, initialise
 from fltrust.registry import MODELS
 

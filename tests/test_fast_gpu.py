@@ -12,6 +12,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from fltrust.errors import InputError
+from fltrust.fast import cnn_gradients as cnn_gradients_file
 from fltrust.fast import gpu
 from fltrust.fast.cnn_gradients import cnn_gradients
 from fltrust.fast.select import ranked_mean
@@ -20,6 +21,8 @@ from fltrust.models import CNN, Model, ProjectedBlock, ResidualBlock
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = {"float32": 1e-5, "tf32": 5e-2, "float16": 5e-2} if DEVICE == "cuda" else {"float32": 1e-5}
+if DEVICE == "cpu":  # Triton's interpreter cannot multiply bfloat16
+    cnn_gradients_file.OPERANDS["float32"] = (torch.float16, 3)
 
 
 def draw(shape: tuple[int, ...], n: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,6 +60,16 @@ def test_cnn_gradients_are_those_of_each_client_alone(n: int, b: int, precision:
     rows = cnn_gradients(weights, *batch, precision)
     assert rows.shape == (n, 139_960)
     assert relative_errors(rows, one_by_one(model, weights, *batch)).max() < PRECISIONS[precision]
+
+
+def test_cnn_gradients_of_many_clients_are_those_of_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    weights = Model(CNN((1, 28, 28), 10)).initial_weights.to(DEVICE)
+    images, labels, share = draw((1, 28, 28), 3, 2)
+    expected = cnn_gradients(weights, images, labels, share, "float32")
+    monkeypatch.setattr(cnn_gradients_file, "MOST_EXAMPLES", 4)
+    rows = cnn_gradients(weights, images, labels, share, "float32")
+    assert relative_errors(rows, expected.double()).max() < PRECISIONS["float32"]
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter

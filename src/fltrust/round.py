@@ -8,6 +8,7 @@ A round is arithmetic on one (n, d) tensor, a row per client. It is a pure funct
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -95,8 +96,9 @@ def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: 
     # Step I: the clients that were drawn receive the global weights (d,).
 
     # Step II: clients and server train from there, each on its own examples.
+    server = on_the_side(task.device, lambda: server_update(run, task, state.weights, draw) if run.needs_root else None)
     sent = client_updates(run, task, state.weights, draw, m)  # (n, d)
-    root_update = server_update(run, task, state.weights, draw) if run.needs_root else None  # (d,)
+    root_update = server()  # (d,)
     sent, clients = with_momentum(run, sent, draw.client_ids, state.clients)
 
     # Malicious clients replace their updates, knowing what the threat model lets them know, and nothing else.
@@ -124,6 +126,29 @@ def train(run: Experiment, task: Task, state: State, draw: Draw, m: int, noise: 
         )
         sent[:m], attack = attacks.take_step(run.attack, known, state.attack)
     return Sent(sent, root_update, clients, attack)
+
+
+def on_the_side(device: torch.device, work: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+    """What to call for the work's result. A GPU begins it at once, beside what comes next: the few root examples leave most of it idle."""
+    if device.type != "cuda":
+        return work
+    side, main = _side_stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        result = work()
+
+    def wait() -> Tensor | None:
+        main.wait_stream(side)
+        if result is not None:
+            result.record_stream(main)
+        return result
+
+    return wait
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def aggregated(run: Experiment, task: Task, state: State, draw: Draw, sent: Sent, noise: Noise) -> tuple[State, Outcome]:

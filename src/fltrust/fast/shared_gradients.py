@@ -20,9 +20,14 @@ from torch.overrides import TorchFunctionMode
 
 from fltrust.errors import InputError
 from fltrust.fast.batch_norm import channel_sums, combine, normalise, per_channel, statistics_back_kernel, statistics_kernel
-from fltrust.fast.cnn_gradients import PRECISIONS
 from fltrust.fast.convolution import convolution_sums, convolve
 from fltrust.models import norm_relu, shortcut
+
+PRECISIONS = {  # the type of matrix products' operands, and how Triton multiplies float32 ones; sums are float32 in all
+    "float32": (torch.float32, "bf16x6"),  # six products of bfloat16 parts, as in `cnn_gradients`
+    "tf32": (torch.float32, "tf32"),
+    "float16": (torch.float16, "tf32"),
+}
 
 
 def shared_gradients(module: nn.Module, weights: Tensor, images: Tensor, labels: Tensor, share: Tensor, precision: str) -> Tensor:

@@ -217,10 +217,10 @@ def _one_shared_pass(job: Job) -> Tensor:
 
     model, images, labels = job.model, job.inputs[:, 0], job.targets[:, 0]
     scale = -job.lr * job.loss_weights[:, 0]
+    if images.shape[2:] == (1, 28, 28) and model.d == PAPER_CNN and model.is_as_made(CNN, (1, 28, 28)):
+        return cnn_gradients(job.weights, images, labels, scale, job.precision)
     largest = scale.abs().amax().clamp(min=1e-30)
     scale = scale / largest  # so that float16 holds what flows back, however small the learning rate
-    if images.shape[2:] == (1, 28, 28) and model.d == PAPER_CNN and model.is_as_made(CNN, (1, 28, 28)):
-        return cnn_gradients(job.weights, images, labels, scale, job.precision).mul_(largest)
     seed_dropout(model.module, None if job.seeds is None else job.seeds[:, 0].flatten())
     gradients = shared_gradients(model.module, job.weights, images, labels, scale, job.precision).mul_(largest)
     seed_dropout(model.module, None)
