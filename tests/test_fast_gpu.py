@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.grad import conv2d_weight
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -14,7 +15,9 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from fltrust.errors import InputError
 from fltrust.fast import cnn_gradients as cnn_gradients_file
 from fltrust.fast import gpu
+from fltrust.fast import shared_gradients as shared_gradients_file
 from fltrust.fast.cnn_gradients import cnn_gradients
+from fltrust.fast.convolution import convolution_sums, convolve
 from fltrust.fast.select import ranked_mean
 from fltrust.fast.shared_gradients import shared_gradients
 from fltrust.models import CNN, Model, ProjectedBlock, ResidualBlock
@@ -23,6 +26,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISIONS = {"float32": 1e-5, "tf32": 5e-2, "float16": 5e-2} if DEVICE == "cuda" else {"float32": 1e-5}
 if DEVICE == "cpu":  # Triton's interpreter cannot multiply bfloat16
     cnn_gradients_file.OPERANDS["float32"] = (torch.float16, 3)
+    shared_gradients_file.PRECISIONS["float32"] = (torch.float32, "ieee")
 
 
 def draw(shape: tuple[int, ...], n: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,6 +119,25 @@ class Wide(nn.Module):
         hidden = nn.functional.max_pool2d(self.first(images.repeat(1, 1, 4, 4)), 2)
         logits: Tensor = self.output(self.block(hidden).mean((2, 3)))
         return logits
+
+
+@pytest.mark.parametrize(
+    ("before", "out", "side", "stride", "padding", "size"),
+    [(16, 16, 3, 1, 1, 8), (3, 16, 3, 1, 1, 8), (3, 5, 5, 2, 2, 16), (2, 40, 1, 1, 0, 6), (4, 3, 2, 3, 0, 14)],
+)
+def test_convolutions_in_strips_are_those_of_torch(before: int, out: int, side: int, stride: int, padding: int, size: int) -> None:
+    """Strips of 4, 4, 8, 1 and 1 positions forwards, of 2, 2, 4, 1 and 1 backwards."""
+    rng = torch.Generator().manual_seed(0)
+    n, b, product = 2, 3, shared_gradients_file.PRECISIONS["float32"][1]
+    images = torch.randn(n * b, before, size, size, generator=rng).to(DEVICE, memory_format=torch.channels_last)
+    weight = torch.randn(out, before, side, side, generator=rng).to(DEVICE)
+    expected = nn.functional.conv2d(images.double(), weight.double(), None, stride, padding)
+    torch.testing.assert_close(convolve(images, weight, stride, padding, product).double(), expected, atol=1e-4, rtol=1e-5)
+    error = torch.randn(expected.shape, generator=rng).to(DEVICE, memory_format=torch.channels_last)
+    for client, row in enumerate(convolution_sums(n, images, error, weight.shape, stride, padding, product)):
+        own = slice(client * b, (client + 1) * b)
+        sums = conv2d_weight(images[own].double(), weight.shape, error[own].double(), stride, padding)
+        torch.testing.assert_close(row.double(), sums, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("network", [Small, Wide])
