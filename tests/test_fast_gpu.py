@@ -126,7 +126,7 @@ class Wide(nn.Module):
     [(16, 16, 3, 1, 1, 8), (3, 16, 3, 1, 1, 8), (3, 5, 5, 2, 2, 16), (2, 40, 1, 1, 0, 6), (4, 3, 2, 3, 0, 14)],
 )
 def test_convolutions_in_strips_are_those_of_torch(before: int, out: int, side: int, stride: int, padding: int, size: int) -> None:
-    """Strips of 4, 4, 8, 1 and 1 positions forwards, of 2, 2, 4, 1 and 1 backwards."""
+    """Strips of 2, 2, 4, 1 and 1 positions forwards, of 4, 4, 8, 1 and 1 backwards."""
     rng = torch.Generator().manual_seed(0)
     n, b, product = 2, 3, shared_gradients_file.PRECISIONS["float32"][1]
     images = torch.randn(n * b, before, size, size, generator=rng).to(DEVICE, memory_format=torch.channels_last)

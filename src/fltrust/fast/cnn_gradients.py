@@ -55,8 +55,8 @@ LAUNCHES = {  # by parts: the fastest of a sweep on an H200
     3: {
         "conv1": _launch(64, 4, 3),
         "conv2": _launch(64, 4, 3),
-        "conv2_backward": _launch(16, 4, 1),
-        "pooled_backward": _launch(128, 4, 1),
+        "conv2_backward": _launch(16, 4, 2),
+        "pooled_backward": _launch(128, 8, 1),
         "conv1_backward": _launch(32, 4, 1),
     },
 }

@@ -44,9 +44,9 @@ def convolve(images: Tensor, weight: Tensor, stride: int, padding: int, product:
         return functional.conv2d(images, weight.contiguous(memory_format=torch.channels_last), None, stride, padding)
     height, width = ((size + 2 * padding - side) // stride + 1 for size in images.shape[2:])
     result = torch.empty(len(images), out, height, width, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
-    strip = _strip(width, out, WIDE)
+    strip = _strip(width, out, WIDE // 2)
     strips, columns = width // strip, ((strip - 1) * stride + side) * before
-    few = strip * out <= 16  # then small steps through the first-level cache are fastest
+    narrow = strip * out <= 32  # then small steps through the first-level cache are fastest
     geometry = (before, *images.shape[2:], height, strips, stride, strip * stride, padding, columns)
     rows = len(images) * height * strips
     _convolve_kernel[(triton.cdiv(rows, 128),)](
@@ -61,9 +61,9 @@ def convolve(images: Tensor, weight: Tensor, stride: int, padding: int, product:
         product,
         128,
         max(16, triton.next_power_of_2(strip * out)),
-        16 if few else min(64, max(16, triton.next_power_of_2(columns))),
-        num_warps=2 if few else 4,
-        num_stages=1 if few else 3,
+        32,
+        num_warps=4,
+        num_stages=1 if narrow else 3,
     )
     return result
 
@@ -93,11 +93,11 @@ def convolution_sums(n: int, images: Tensor, error: Tensor, shape: torch.Size, s
     """Each client's gradient of a convolution's weights, (n, out, in, side, side)."""
     out, before, side, _ = shape
     height, width = error.shape[2:]
-    strip = _strip(width, out, WIDE // 2)
+    strip = _strip(width, out, WIDE)
     strips, columns, seen = width // strip, ((strip - 1) * stride + side) * before, side * before
     outputs, rows = strip * out, height * strips * (len(error) // n)
     geometry = (before, *images.shape[2:], height, strips, stride, strip * stride, padding, columns)
-    block, held = min(64, max(16, triton.next_power_of_2(columns))), min(WIDE, max(16, triton.next_power_of_2(outputs)))
+    block, held = 64 if columns % 64 == 0 else 32, min(WIDE, max(16, triton.next_power_of_2(outputs)))
     groups, step = triton.cdiv(side, 3), 64
     blocks = triton.cdiv(columns, block) * triton.cdiv(outputs, held)
     splits = min(triton.cdiv(rows, step), max(1, 2048 // (n * groups * blocks)))  # programs that share a client's strips
