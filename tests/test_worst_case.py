@@ -30,7 +30,7 @@ from fltrust.report.markup import text_of
 from fltrust.report.page import reproduction_page
 from fltrust.report.reading import Found
 from fltrust.report.repeat import worst_case_command
-from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, worst_cases
+from fltrust.report.worst_case import Place, WorstCases, attack_label, broke_before, every_worst_case, needless, worst_cases
 from fltrust.report.worst_case_page import worst_case_section
 from fltrust.report.worst_case_text import FORMATS
 from fltrust.rules import Fallback, FLTrust, Krum
@@ -115,7 +115,7 @@ def test_a_part_of_the_plan_is_worth_having() -> None:
     named = [RULES.name_of(run.rule) in _FIRST_RULES or run.rule in forms for run in early]
     assert named == sorted(named, reverse=True)
     for which in (True, False):  # 20 % of all of these before 40 % of any
-        assert shares_of([run for run, one in zip(early, named, strict=True) if one is which]) == [20, 0, 40, 10, 60]
+        assert shares_of([run for run, one in zip(early, named, strict=True) if one is which]) == [0, 20, 40, 10, 60]
     start = early[: len(_FIRST_RULES)]
     assert [RULES.name_of(run.rule) for run in start] == list(_FIRST_RULES)
     assert len({dataclasses.replace(run, rule=start[0].rule) for run in start}) == 1  # they share their data
@@ -207,7 +207,7 @@ def test_rules_searched_with_every_aim_come_before_those_with_some_and_these_bef
     (table,) = worst_cases([SMALL], filled())
     expected = ["krum", "fedavg", "median", "trim-mean"]
     assert {group: [one.row.name for one in rows] for group, rows in table.groups.items()} == {
-        "searched with every aim": expected[:2],
+        "searched with every aim, or broken": expected[:2],
         "searched with some of the aims": expected[2:3],
         "not searched": expected[3:],
     }
@@ -251,7 +251,7 @@ def test_an_attack_yields_to_none_that_yields_itself() -> None:
 
 def test_the_order_and_unequal_numbers_of_runs_are_explained() -> None:
     (table,) = worst_cases([SMALL], Results([*filled().all(), attacked("krum", "ipm:100", 0.4, seed=1)]))
-    assert "searched with every aim; searched with some of the aims; not searched" in table.remarks[0]
+    assert "searched with every aim, or broken; searched with some of the aims; not searched" in table.remarks[0]
     assert table.remarks[1] == "Some numbers are means of fewer runs than others, and less certain."
     for name in ("markdown", "latex"):
         assert "nobody has searched for worse" in FORMATS[name]([table])
@@ -305,6 +305,53 @@ def test_the_stored_runs_of_other_tables_count() -> None:
     assert [len(table.counts) for table in tables] == [1, 0, 0, 0, 0]
 
 
+# ---------------------------------------------------------------- where a rule is broken, nothing more is run
+
+
+def test_a_rule_is_broken_where_an_attack_adds_0_4_to_its_own_error() -> None:
+    known = [clean("fedavg", 0.05), attacked("fedavg", "trim", 0.45), attacked("fedavg", "trim", 0.44, malicious=3), clean("krum", 0.5)]
+    (table,) = worst_cases([SMALL], Results([*known, attacked("krum", "trim", 0.6), attacked("median", "trim", 0.9)]))
+    assert [one.broken for one in (place(table, "fedavg", 20), place(table, "fedavg", 10), place(table, "fedavg", 0))] == [
+        True,
+        False,
+        False,
+    ]
+    assert not place(table, "krum", 20).broken  # it is bad by itself
+    assert not place(table, "median", 20).broken  # its own error is not known
+    assert [row.row.name for row in table.groups["searched with every aim, or broken"]] == ["fedavg"]
+    assert table.decided == 1
+    assert "nobody needs to search for worse" in table.remarks[-1]
+    assert "| ≥ 0.450 (Trim · 1 run) |" in FORMATS["markdown"]([table])
+    assert f"1 of {table.possible} decided" in text_of(worst_case_section(Embedded(), [table, table]))  # a tab each
+
+
+def test_an_attack_that_breaks_a_rule_comes_before_a_search_at_larger_shares() -> None:
+    mean, sign = mean_and_sign("fedavg", 60)
+    found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5), *(made_up(run, error=0.3) for run in (mean, sign))])
+    before = broke_before(worst_cases([SMALL], found))
+    assert {(cell.row.name, cell.share): attack_label(run.attack) for cell, run in before.items()} == {("fedavg", 40): "Trim"}
+    (run,) = before.values()
+    assert run == declared("har", "fedavg", "trim", malicious=12)
+    fedavg = dataclasses.replace(SMALL, rows=(Row("fedavg"),), shares=(40,))
+    assert [one.attack for one in plan([fedavg], seeds=1, before=before)] == [run.attack, Searched("mean"), Searched("sign")]
+
+
+def test_what_was_found_meanwhile_makes_runs_needless() -> None:
+    found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5)])
+    before = broke_before(worst_cases([SMALL], found))
+    skip = needless([SMALL], before, found)
+    runs = plan([SMALL], seeds=2, precision="float16", before=before)
+    of_fedavg = {
+        share: [run for run in runs if run.rule == SMALL.cells[0].clean.rule and run.malicious == 3 * share // 10] for share in (20, 40)
+    }
+    assert [skip(run) for run in of_fedavg[20] if not run.attack.idle] == [True] * 4  # two aims, two seeds
+    assert [skip(run) for run in of_fedavg[40]] == [False] * 6
+    found.add(made_up(of_fedavg[40][0], error=0.46))
+    assert of_fedavg[40][0].attack == before[cell_of(SMALL, "fedavg", 40)].attack
+    assert [skip(run) for run in of_fedavg[40]] == [True] * 6
+    assert not any(skip(run) for run in runs if run.attack.idle or run.rule != SMALL.cells[0].clean.rule)
+
+
 # ---------------------------------------------------------------- as text, and on the page
 
 
@@ -343,7 +390,7 @@ def test_the_report_shows_the_table_first(tmp_path: Path) -> None:
     assert "lower bound" in header
     assert "Searched: sign" in header
     assert "≥ 0.060" in header
-    assert header.index("Searched with every aim at 20 %") < header.index("Searched with some of the aims at 20 %")
+    assert header.index("Searched with every aim, or broken at 20 %") < header.index("Searched with some of the aims at 20 %")
     assert header.index("Searched with some of the aims at 20 %") < header.index("Not searched at 20 %")
     assert {path.name for path in (tmp_path / "report" / "tables").glob("worst-case.*")} == {
         f"worst-case.{end}" for end in ("csv", "md", "tex")
@@ -383,6 +430,23 @@ def test_what_is_missing_is_run_and_the_table_is_printed(program: Program, har: 
     code, out, _ = program(*short, "--format", "csv")
     assert code == 0
     assert [line["searched"] for line in csv.DictReader(io.StringIO(out))] == ["1", "1", "1", "0"]
+
+
+def test_a_search_is_left_out_once_the_rule_is_broken(program: Program, har: Path) -> None:
+    """After two rounds nearly everything is wrong, which is 0.4 above a made-up error without attack: one aim is enough."""
+    short = ["--dataset", "har", "--rule", "median", "--share", "60", "--rounds", "2", "--device", "cpu", "--data-dir", str(har)]
+    (question,) = asked(["har"], ["median"], [60], rounds=2)
+    results.write(made_up(question.cells[0].clean, error=0.01), Path("results"))
+    code, out, err = program(*short)
+    assert (code, err) == (0, "")
+    assert "2 runs, 0 done, 2 to do" in out
+    assert "the run finished, 1 no longer needed" in out
+    assert "Searched: mean" in out
+    assert "Searched: sign" not in out
+    for arguments in ([*short, "--dry-run"], short):
+        code, out, _ = program(*arguments)
+        assert code == 0
+        assert "2 runs, 1 done, 1 not needed, 0 to do" in out
 
 
 @pytest.mark.parametrize(

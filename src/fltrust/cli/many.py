@@ -20,7 +20,7 @@ from fltrust.paper.plan import estimate
 from fltrust.registry import known, load_plugin
 from fltrust.report.reading import results_in
 from fltrust.report.words import duration, plural
-from fltrust.running.pool import Event, Finished, Reached, execute, forget
+from fltrust.running.pool import Event, Finished, Reached, Spared, execute, forget
 from fltrust.running.progress import Progress
 from fltrust.running.sinks import describe
 from fltrust.store import results
@@ -88,19 +88,22 @@ def work_through(
     line: Callable[[Result], str],
     begin: Callable[[], None] = lambda: None,
     keep: Callable[[Path], None] = lambda directory: None,
+    needless: Callable[[Experiment], bool] = lambda run: False,
 ) -> dict[Experiment, str]:
     """Does the runs that are missing, in their order, and adds them to `done`. Returns those that failed, and why.
 
     `parts` are the lines of the plan: name and title, and its runs. `line` says what a result shows. `begin` is called once no other
-    program writes in the folder. `keep` looks at the directory of each finished run before it is removed. Called with `--dry-run`, it only
-    says what it would do.
+    program writes in the folder. `keep` looks at the directory of each finished run before it is removed. `needless` says of a run whether
+    `done` makes it needless by now; a Ray cluster asks at the start only. Called with `--dry-run`, it only says what it would do.
     """
-    left = [run for run in runs if not how.answered(run, done)]
+    missing = [run for run in runs if not how.answered(run, done)]
+    left = [run for run in missing if not needless(run)]
     here = "" if how.ray else hardware(chosen_device(how.device, how.arithmetic))  # of a cluster nothing is known beforehand
     if how.dry_run:
-        _show_plan(screen, parts, how, done, here)
+        _show_plan(screen, parts, how, done, here, needless)
     took = f"; {_time(left, done, here, how.at_once)}" if left else ""
-    screen.print(f"{plural(len(runs), 'run')}, {len(runs) - len(left):,} done, {len(left):,} to do{took}", highlight=False)
+    spared = f", {len(missing) - len(left):,} not needed" if len(left) < len(missing) else ""
+    screen.print(f"{plural(len(runs), 'run')}, {len(runs) - len(missing):,} done{spared}, {len(left):,} to do{took}", highlight=False)
     counts = Counter(run.dataset for run in left)
     lacking = {} if how.ray else {name: why for name in counts if (why := _missing(name, how.data_dir))}  # a cluster has its own disks
     if lacking and len(lacking) == len(counts) and not how.dry_run:
@@ -115,7 +118,7 @@ def work_through(
         for run in runs:
             if how.answered(run, done):  # its result was written, but the program killed before it could tidy up
                 forget(run, work)
-        return _do(screen, left, lacking, how, done, line, keep) if left else {}
+        return _do(screen, left, lacking, how, done, line, keep, needless) if left else {}
 
 
 def _missing(name: str, data_dir: str | None) -> str | None:
@@ -131,29 +134,33 @@ def _do(
     done: Results,
     line: Callable[[Result], str],
     keep: Callable[[Path], None],
+    needless: Callable[[Experiment], bool],
 ) -> dict[Experiment, str]:
     possible = [run for run in left if run.dataset not in lacking]
     if how.ray is None:
         device = chosen_device(how.device, how.arithmetic)
-        events = execute(possible, how.out / UNFINISHED, jobs=how.at_once, device=device, data_dir=how.data_dir, plugins=how.plugins)
+        work = how.out / UNFINISHED
+        events = execute(possible, work, jobs=how.at_once, device=device, data_dir=how.data_dir, plugins=how.plugins, needless=needless)
     else:
         from fltrust.running import cluster
 
         events = cluster.execute(possible, how.ray, device=how.device, jobs=how.at_once, data_dir=how.data_dir, plugins=how.plugins)
     failed = {run: lacking[run.dataset] for run in left if run.dataset in lacking}
-    failed |= _follow(screen, events, possible, how, done, line, keep)
+    broke, spared = _follow(screen, events, possible, how, done, line, keep)
+    failed |= broke
     if failed:
         for reason, times in Counter(failed.values()).items():
             first = next(run for run, why in failed.items() if why == reason)
             others = "" if times == 1 else f", and {times - 1} more"
             say(screen, f"failed: {describe(first)}{others}: {reason}", style="red")
-        screen.print(
-            f"{plural(len(left) - len(failed), 'run')} finished, {len(failed)} failed; the same command tries them again", highlight=False
-        )
+    finished = len(left) - len(failed) - spared
+    needed_no_more = f", {spared:,} no longer needed" if spared else ""
+    if failed:
+        said = f"{plural(finished, 'run')} finished{needed_no_more}, {len(failed)} failed; the same command tries them again"
+        screen.print(said, highlight=False)
         return failed
     see = f"; see them with: fltrust report {how.out}" if how.reported else ""
-    finished = "the run" if len(left) == 1 else f"all {len(left):,} runs"
-    say(screen, f"{finished} finished{see}")
+    say(screen, f"{'the run' if finished == 1 else f'all {finished:,} runs'} finished{needed_no_more}{see}")
     return {}
 
 
@@ -165,9 +172,10 @@ def _follow(
     done: Results,
     line: Callable[[Result], str],
     keep: Callable[[Path], None],
-) -> dict[Experiment, str]:
-    """Writes every result the moment it comes, and says so. Returns the runs that failed, and why."""
+) -> tuple[dict[Experiment, str], int]:
+    """Writes every result the moment it comes, and says so. Returns the runs that failed, and why; and how many were needed no more."""
     failed: dict[Experiment, str] = {}
+    spared = 0
     reached: dict[Experiment, float] = {}  # the share of each run that has begun, 1 of those that ended
     progress = Progress(screen)
 
@@ -175,7 +183,8 @@ def _follow(
         return sum(share == 1 for share in reached.values())
 
     def stopped() -> str:
-        return f"stopped: {ended() - len(failed):,} of {plural(len(left), 'run')} finished and saved in {how.out}; the same command resumes"
+        finished = ended() - len(failed) - spared
+        return f"stopped: {finished:,} of {plural(len(left), 'run')} finished and saved in {how.out}; the same command resumes"
 
     with resumable(stopped), closing(progress), closing(events):  # type: ignore[type-var]
         progress.start("")
@@ -192,22 +201,37 @@ def _follow(
                 forget(event.run, how.out / UNFINISHED)
                 reached[event.run] = 1
                 progress.say(line(stored))
+            elif isinstance(event, Spared):
+                spared += 1
+                reached[event.run] = 1
             else:
                 failed[event.run] = event.reason
                 reached[event.run] = 1
                 progress.say(f"failed: {describe(event.run)}: {event.reason}")
             progress.update(sum(reached.values()) / len(left), f"{ended():,} of {plural(len(left), 'run')}", news)
-    return failed
+    return failed, spared
 
 
-def _show_plan(screen: Console, parts: Mapping[tuple[str, str], Sequence[Experiment]], how: How, done: Results, here: str) -> None:
+def _show_plan(
+    screen: Console,
+    parts: Mapping[tuple[str, str], Sequence[Experiment]],
+    how: How,
+    done: Results,
+    here: str,
+    needless: Callable[[Experiment], bool],
+) -> None:
+    rows = []
+    for part, runs in parts.items():
+        missing = [run for run in runs if not how.answered(run, done)]
+        left = [run for run in missing if not needless(run)]
+        counts = {"runs": len(runs), "done": len(runs) - len(missing), "not needed": len(missing) - len(left), "to do": len(left)}
+        rows.append((*part, counts, _time(left, done, here, 1) if left else ""))
+    titles = [title for title in ("runs", "done", "not needed", "to do") if title != "not needed" or any(row[2][title] for row in rows)]
     table = Table("name", "what", box=None, header_style="bold")
-    for title in ("runs", "done", "to do", "one after the other"):
+    for title in (*titles, "one after the other"):
         table.add_column(title, justify="right")
-    for (name, what), runs in parts.items():
-        left = [run for run in runs if not how.answered(run, done)]
-        time = _time(left, done, here, 1) if left else ""
-        table.add_row(name, what, str(len(runs)), str(len(runs) - len(left)), str(len(left)), time)
+    for name, what, counts, time in rows:
+        table.add_row(name, what, *(str(counts[title]) for title in titles), time)
     screen.print(table)
     if len(parts) > 1:
         screen.print("Runs that appear in more than one row are counted once.", style="dim")

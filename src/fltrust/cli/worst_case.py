@@ -14,7 +14,7 @@ from fltrust.league.worst_case import DATA, asked, plan
 from fltrust.registry import DATASETS, RULES
 from fltrust.report.words import plural
 from fltrust.report.words import seeds as seeds_of
-from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, worst_cases
+from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, broke_before, needless, worst_cases
 from fltrust.report.worst_case_text import FORMATS, number
 from fltrust.store.results import Result
 
@@ -32,10 +32,11 @@ def worst_case(
     how.prepare(seeds)
     write = table_writer(how, rounds, format, FORMATS)
     questions = asked(only_datasets, only_rules, only_shares, rounds)
-    runs = plan(questions, seeds=seeds, precision=how.arithmetic)
     screen = Console(stderr=write is not None)  # beside the table that --format prints
     done = how.done(screen)
     tables = worst_cases(questions, done)
+    before = broke_before(tables)
+    runs = plan(questions, seeds=seeds, precision=how.arithmetic, before=before)
     stored = [result for table in tables for result in table.results]
     refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out, runs)
     if write:
@@ -48,7 +49,7 @@ def worst_case(
         for question in questions
     }
     how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
-    failed = work_through(screen, runs, how, done, parts=parts, line=_line)
+    failed = work_through(screen, runs, how, done, parts=parts, line=_line, needless=needless(questions, before, done))
     if how.dry_run:
         return
     for table in worst_cases(questions, done):

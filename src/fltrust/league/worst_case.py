@@ -1,12 +1,13 @@
 """The worst-case table as data: every rule of the league at several shares of malicious clients, under an attack searched on it.
 
 A cell's own runs are the attack `searched` with each of the aims. What else is stored of the cell, such as the league's attacks, counts too
-(`report/worst_case.py`), but is not run for this table.
+(`report/worst_case.py`), but is not run for this table: only a larger share meets the attack that broke the rule at a smaller one.
 """
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from fltrust.attacks.searched import Searched, aims_on
@@ -22,6 +23,7 @@ from fltrust.rules.rule import try_rule
 
 SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: nobody attacks
 DECIDES = 20  # the share by which rules are sorted
+BROKEN = 0.4  # what an attack adds to a rule's error where nobody needs to search for worse
 DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 
 _LEVELLED = Anchor(limit=1e6, directions=1)
@@ -40,7 +42,7 @@ ABLATIONS: Mapping[str, tuple[Row, ...]] = {
 
 # In which order cells are run, so that a part of them is worth having.
 _FIRST_DATA = DATA[:2]
-_FIRST_SHARES = (20, 0, 40, 10, 60)
+_FIRST_SHARES = (0, 20, 40, 10, 60)
 _FIRST_RULES = (
     "anchor",
     "fltrust",
@@ -64,6 +66,7 @@ class Cell:
     dataset: str
     row: Row
     share: int
+    clean: Experiment  # the rule without attack: it expects malicious clients, and there are none
     runs: tuple[Experiment, ...]  # of seed 0, one for each aim; without malicious clients the one run
     impossible: str = ""
 
@@ -79,17 +82,18 @@ class Question:
 
     @property
     def cells(self) -> list[Cell]:
-        return [self._cell(row, share) for row in self.rows for share in self.shares]
+        return [self.cell(row, share) for row in self.rows for share in self.shares]
 
-    def _cell(self, row: Row, share: int) -> Cell:
+    def cell(self, row: Row, share: int) -> Cell:
         changes: dict[str, Any] = {} if self.rounds is None else {"rounds": self.rounds, "evaluate_every": max(1, self.rounds // POINTS)}
-        if share == 0:  # the league's run without attack: the rule expects malicious clients, and there are none
-            return Cell(self.dataset, row, share, (declared(self.dataset, row.rule, "none", **changes),))
+        clean = declared(self.dataset, row.rule, "none", **changes)  # the league's run
+        if share == 0:
+            return Cell(self.dataset, row, share, clean, (clean,))
         malicious = round(DATASETS[self.dataset].settings["num_clients"] * share / 100)
         first = declared(self.dataset, row.rule, "searched", malicious=malicious, **changes)
         refusal = _refusal(first.rule, first.clients_per_round, first.num_clients)
         runs = tuple(dataclasses.replace(first, attack=Searched(aim)) for aim in aims_on(first.rule))
-        return Cell(self.dataset, row, share, () if refusal else runs, refusal)
+        return Cell(self.dataset, row, share, clean, () if refusal else runs, refusal)
 
 
 @cache  # data sets with equally many clients ask the same
@@ -118,10 +122,17 @@ def asked(
     ]
 
 
-def plan(questions: Sequence[Question], *, seeds: int, precision: Precision = "float32") -> list[Experiment]:
+def plan(
+    questions: Sequence[Question],
+    *,
+    seeds: int,
+    precision: Precision = "float32",
+    before: Mapping[Cell, Experiment] = MappingProxyType({}),
+) -> list[Experiment]:
     """The runs: the first seed before the second, MNIST-0.5 and HAR before other data, well-known rules before others, 20 % before others.
 
-    So what was run so far compares rules. Runs that differ in their rule alone stand together, since they share their data.
+    So what was run so far compares rules. Runs that differ in their rule alone stand together, since they share their data. A cell's run in
+    `before` comes before its searches.
     """
     data = [question.dataset for question in questions]
     listed = list(dict.fromkeys(row.name for question in questions for row in question.rows))  # some tables have ablations
@@ -132,7 +143,9 @@ def plan(questions: Sequence[Question], *, seeds: int, precision: Precision = "f
         rule = _FIRST_RULES.index(name) if name in _FIRST_RULES else listed.index(name)
         return cell.dataset not in _FIRST_DATA, not first, _FIRST_SHARES.index(cell.share), data.index(cell.dataset), aim, rule
 
-    found = [(place(cell, aim), run) for question in questions for cell in question.cells for aim, run in enumerate(cell.runs)]
+    cells = [cell for question in questions for cell in question.cells]
+    found = [(place(cell, aim), run) for cell in cells for aim, run in enumerate(cell.runs)]
+    found += [(place(cell, -1), before[cell]) for cell in cells if cell in before]
     if not found:
         raise InputError("none of these rules can run at that share of malicious clients")
     runs = {run.key: run for _, run in sorted(found, key=lambda one: one[0])}

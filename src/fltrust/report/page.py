@@ -274,9 +274,9 @@ def _overview(judged: dict[Exhibit, list[Judged]], tables: Sequence[Standings], 
     """How much of each table and figure ran and agrees, as a bar to click on."""
     rows = []
     if worst:
-        possible, searched = sum(table.possible for table in worst), sum(table.searched for table in worst)
-        parts = {"no-number": searched, "not-run": possible - searched}
-        rows.append(_line("worst-case", "Worst case: every rule under its own worst attack", parts, [f"{searched} of {possible} ran"]))
+        possible, decided = sum(table.possible for table in worst), sum(table.decided for table in worst)
+        parts = {"no-number": decided, "not-run": possible - decided}
+        rows.append(_line("worst-case", "Worst case: every rule under its own worst attack", parts, [f"{decided} of {possible} decided"]))
     if tables:
         possible, ran = sum(table.possible for table in tables), sum(len(table.counts) for table in tables)
         parts = {"no-number": ran, "not-run": possible - ran}

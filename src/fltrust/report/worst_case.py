@@ -6,15 +6,15 @@ that one goes before, unless it gives way to a third one itself.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from fltrust.attacks import NoAttack
 from fltrust.experiment import Experiment
 from fltrust.league.table import Row, brief
-from fltrust.league.worst_case import DECIDES, Cell, Question, asked
+from fltrust.league.worst_case import BROKEN, DECIDES, Cell, Question, asked
 from fltrust.registry import ATTACKS, DATASETS, Absent
 from fltrust.report.agreement import Number
 from fltrust.store.results import Result, Results, first_seed
@@ -24,13 +24,17 @@ MEANING = (
     "search that tries many updates on the rule itself in every round. It is a lower bound: a better attack can only raise it. A backdoor "
     "that works hardly raises the test error: the league table shows how often each one works."
 )
-GROUPS = ("searched with every aim", "searched with some of the aims", "not searched")  # at the share that decides
+GROUPS = ("searched with every aim, or broken", "searched with some of the aims", "not searched")  # at the share that decides
 ORDER = (
     f"In up to three groups, by whether the search has run on a rule at {{share}} %: {'; '.join(GROUPS)}. Within each, sorted by the error "
     "there. The numbers of the later groups may be low because nobody has searched for worse."
 )
 UNEQUAL = "Some numbers are means of fewer runs than others, and less certain."
-UNSEARCHED = "≥: the search has not run with every aim here."
+UNSEARCHED = (
+    "≥: the search has not run with every aim here. "
+    f"Where an attack adds {BROKEN:g} or more to a rule's own error, the rule is broken, and nobody needs to search for worse. "
+    "A number is decided where the search has run with every aim, or the rule is broken."
+)
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,26 @@ class Place:
     cell: Cell
     attacked: tuple[Attacked, ...]
     aims: int  # that the search ran with
+    clean: float | None  # the rule's error without attack
 
     @property
     def searched(self) -> bool:
         """Whether the search ran with every aim."""
         return 0 < self.aims == len(self.cell.runs)
+
+    @property
+    def harm(self) -> float | None:
+        """How much the worst attack adds to the rule's own error."""
+        return None if self.worst is None or self.clean is None else self.worst.error.mean - self.clean
+
+    @property
+    def broken(self) -> bool:
+        return self.cell.share > 0 and self.harm is not None and self.harm >= BROKEN
+
+    @property
+    def decided(self) -> bool:
+        """Whether nothing more is to be run here."""
+        return self.searched or self.broken
 
     @property
     def worst(self) -> Attacked | None:
@@ -91,11 +110,10 @@ class Standing:
     row: Row
     places: tuple[Place, ...]  # as the shares
 
-    @cached_property
+    @property
     def clean(self) -> float | None:
-        """Its error without attack, which harm is measured from."""
-        worst = next((place.worst for place in self.places if place.cell.share == 0), None)
-        return worst.error.mean if worst else None
+        """Its error without attack."""
+        return self.places[0].clean
 
     @property
     def decisive(self) -> Place:
@@ -103,17 +121,18 @@ class Standing:
 
     @property
     def group(self) -> str:
-        return GROUPS[0 if self.decisive.searched else 1 if self.decisive.aims else 2]
+        return GROUPS[0 if self.decisive.decided else 1 if self.decisive.aims else 2]
 
     def harm(self, place: Place, best: float | None) -> float | None:
         """How much an attack adds to the rule's own error; without attack, how far the rule is above the best one."""
-        reference = self.clean if place.cell.share else best
-        return None if place.worst is None or reference is None else place.worst.error.mean - reference
+        if place.cell.share:
+            return place.harm
+        return None if place.worst is None or best is None else place.worst.error.mean - best
 
 
 @dataclass(frozen=True)
 class WorstCases:
-    """The table of a data set: rules that the search met with every aim, with some aims, not at all; in each group the best rule first."""
+    """The table of a data set: rules that the search met with every aim or need not, with some aims, not at all; the best of each first."""
 
     question: Question
     rows: tuple[Standing, ...]
@@ -145,9 +164,9 @@ class WorstCases:
         return sum(bool(place.cell.share) and not place.cell.impossible for place in self.places)
 
     @property
-    def searched(self) -> int:
-        """Cells that were searched with every aim."""
-        return sum(bool(place.cell.share) and place.searched for place in self.places)
+    def decided(self) -> int:
+        """Cells that were searched with every aim, or where the rule is broken."""
+        return sum(bool(place.cell.share) and place.decided for place in self.places)
 
     @property
     def counts(self) -> list[int]:
@@ -175,6 +194,34 @@ def worst_cases(questions: Sequence[Question], found: Results) -> list[WorstCase
 def every_worst_case(found: Results) -> list[WorstCases]:
     """The whole table of the report."""
     return worst_cases(asked(), found)
+
+
+def broke_before(tables: Iterable[WorstCases]) -> dict[Cell, Experiment]:
+    """For cells that nothing was found to break: the attack that breaks the rule at a smaller share. It costs less than a search."""
+    found: dict[Cell, Experiment] = {}
+    for row in (row for table in tables for row in table.rows):
+        known: Any = None
+        for place in row.places:
+            if place.broken:
+                known = place.worst.attack if place.worst else None
+            elif known is not None and place.cell.runs and not place.decided and not isinstance(known, Absent):
+                found[place.cell] = dataclasses.replace(place.cell.runs[0], attack=known)
+    return found
+
+
+def needless(questions: Sequence[Question], before: Mapping[Cell, Experiment], found: Results) -> Callable[[Experiment], bool]:
+    """Says of a run whether, by what was found until now, its rule is broken at that share anyway."""
+    attacks = _stored(found)
+    cells: dict[str, Cell] = {}
+    for cell in (cell for question in questions for cell in question.cells):
+        for run in (*cell.runs, *([before[cell]] if cell in before else [])):
+            cells[run.key] = cell
+            attacks.setdefault(_unattacked(run), {})[run.key] = run
+
+    def broken(run: Experiment) -> bool:
+        return _place(cells[first_seed(run).key], found, attacks).broken
+
+    return broken
 
 
 def attack_label(attack: Any) -> str:
@@ -214,8 +261,10 @@ def _table(question: Question, found: Results, attacks: dict[str, dict[str, Expe
 
 
 def _place(cell: Cell, found: Results, attacks: dict[str, dict[str, Experiment]]) -> Place:
+    no_attack = found.seeds(cell.clean)
+    clean = statistics.fmean(one.error for one in no_attack) if no_attack else None
     if not cell.runs:
-        return Place(cell, (), aims=0)
+        return Place(cell, (), 0, clean)
     own = {run.key: run for run in cell.runs}
     runs = own if cell.share == 0 else own | attacks.get(_unattacked(cell.runs[0]), {})  # of equal ones the search stays first
     attacked = [Attacked(run.attack, tuple(results)) for run in runs.values() if (results := found.seeds(run))]
@@ -224,7 +273,7 @@ def _place(cell: Cell, found: Results, attacks: dict[str, dict[str, Experiment]]
         if not any(map(one.yields_to, standing)):
             standing.append(one)
     worst_first = sorted(attacked, key=lambda one: (one not in standing, -one.error.mean))
-    return Place(cell, tuple(worst_first), aims=sum(bool(found.seeds(run)) for run in cell.runs))
+    return Place(cell, tuple(worst_first), sum(bool(found.seeds(run)) for run in cell.runs), clean)
 
 
 def _order(row: Standing) -> tuple[int, float]:

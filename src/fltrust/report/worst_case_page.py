@@ -14,17 +14,23 @@ from fltrust.report.worst_case_text import caption, number, source
 
 STEPS = tuple(THRESHOLD * times for times in (0.5, 1, 2, 4, 8))  # where the colour changes, as on the page of a sweep
 LISTED = 6  # attacks that a cell's panel names
+BROKEN_HERE = "The rule is broken, so nobody needs to search for worse."
 FEWER = "Another attack has more runs. In the seeds that both have, this one does more harm."
 
 
 def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Element:
-    ran = sorted((table for table in tables if table.counts), key=lambda table: -table.searched)  # the first tab is open
-    shown = [(table.label, f" {table.searched} of {table.possible} searched", _table(embedded, table)) for table in ran]
+    ran = sorted((table for table in tables if table.counts), key=lambda table: -table.decided)  # the first tab is open
+    shown = [(table.label, f" {table.decided} of {table.possible} decided", _table(embedded, table)) for table in ran]
     keys = [f"to {step:g}" for step in STEPS] + ["more"]
     return tag(
         "section",
         tag("h2", "How bad can it get?"),
-        tag("p", MEANING, " Each tab says on how many of its numbers the search has run. Click a number to see its runs.", class_="claim"),
+        tag(
+            "p",
+            MEANING,
+            " Each tab says how many of its numbers are decided. Click a number to see its runs.",
+            class_="claim",
+        ),
         tag(
             "p",
             tag("span", "Error above the rule's own without attack (in the first column: above the best rule's): "),
@@ -87,7 +93,9 @@ def _says(place: Place, harm: float | None) -> list[str]:
         return [sentence("Error without attack", place.worst.error), "The rule expects malicious clients, and there are none."]
     said = [sentence(f"{place.worst.label}: error", place.worst.error)]
     said += [f"Against the same rule without attack: {signed(harm)}."] if harm is not None else []
-    said += [] if place.searched else ["The search has not run with every aim here: this is the worst so far."]
+    said += (
+        [] if place.searched else [BROKEN_HERE if place.broken else "The search has not run with every aim here: this is the worst so far."]
+    )
     others = [f"{one.label} {one.error.mean:.3f} ({plural(len(one.results), 'run')})" for one in place.attacked[1 : LISTED + 1]]
     said += [FEWER] if any(map(place.worst.has_fewer_seeds, place.attacked)) else []
     return said + ([f"Of {len(place.attacked)} attacks, the next are: {', '.join(others)}."] if others else [])

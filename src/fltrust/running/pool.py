@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -51,7 +51,14 @@ class Failed:
     reason: str
 
 
-Event = Reached | Finished | Failed
+@dataclasses.dataclass(frozen=True)
+class Spared:
+    """It was not begun: what other runs found made it needless."""
+
+    run: Experiment
+
+
+Event = Reached | Finished | Failed | Spared
 
 
 class Tasks:
@@ -83,16 +90,29 @@ def run_to_result(run: Experiment, work: Path, tasks: Tasks, sinks: Collection[S
 
 
 def execute(
-    runs: Collection[Experiment], work: Path, *, jobs: int, device: str, data_dir: str | None = None, plugins: Sequence[Path] = ()
+    runs: Collection[Experiment],
+    work: Path,
+    *,
+    jobs: int,
+    device: str,
+    data_dir: str | None = None,
+    plugins: Sequence[Path] = (),
+    needless: Callable[[Experiment], bool] = lambda run: False,
 ) -> Iterator[Event]:
-    """Does the runs in `jobs` processes that share the cores (and the GPU). Whoever takes a result should write it before going on."""
+    """Does the runs in `jobs` processes that share the cores (and the GPU). Whoever takes a result should write it before going on.
+
+    `needless` is asked about each run right before it would begin.
+    """
     waiting = deque(runs)
     crew = [_Worker(place, jobs, work, device, data_dir, plugins) for place in range(min(jobs, len(runs)))]
     try:
         while True:
             for worker in crew:
-                if worker.run is None and waiting:
-                    worker.begin(waiting.popleft())
+                while worker.run is None and waiting:
+                    if needless(run := waiting.popleft()):
+                        yield Spared(run)
+                    else:
+                        worker.begin(run)
             busy = {worker.pipe: worker for worker in crew if worker.run is not None}
             if not busy:
                 return
