@@ -34,7 +34,7 @@ def draw(shape: tuple[int, ...], n: int, b: int) -> tuple[Tensor, Tensor, Tensor
     images, labels, share = (
         torch.rand(n, b, *shape, generator=rng),
         torch.randint(0, 10, (n, b), generator=rng),
-        torch.rand(n, b, generator=rng) - 0.2,
+        torch.rand(b, n, generator=rng).T - 0.2,  # not in the order of memory
     )
     share[:, -1] = 0  # as examples that only fill up a batch
     return images.to(DEVICE), labels.to(DEVICE), share.to(DEVICE)

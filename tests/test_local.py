@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fltrust.models import CNN, GRU, MLP, BladesCNN, LogisticRegression, Model, ResNet20, initialise, seed_dropout
 from fltrust.objectives import BinaryCrossEntropy, CrossEntropy, Objective
+from fltrust.training import local
 from fltrust.training.local import Job, _batched_clients, _threads_over_clients, local_updates
 
 WAYS = {"threads over clients": _threads_over_clients, "batched clients": _batched_clients}
@@ -134,6 +135,29 @@ def test_examples_that_count_nothing_change_nothing(network: nn.Module) -> None:
     whole = local_updates(model, model.initial_weights, images, labels, share, 1.0)
     part = local_updates(model, model.initial_weights, images[:, :, :4], labels[:, :, :4], share[:, :, :4], 1.0)
     torch.testing.assert_close(whole, part, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gpu_that_cannot_run_the_fast_kernels_trains_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OutOfResources(Exception):  # noqa: N818  # its name is Triton's
+        __module__ = "triton.runtime.errors"
+
+    def fail(problem: Exception) -> None:
+        def shared_pass(job: Job) -> Tensor:
+            raise problem
+
+        monkeypatch.setattr(local, "_one_shared_pass", shared_pass)
+
+    model = Model(CNN((1, 28, 28), 10))
+    images, labels, share = torch.rand(2, 1, 4, 1, 28, 28), torch.randint(0, 10, (2, 1, 4)), torch.ones(2, 1, 4)
+    job = Job(model, model.initial_weights, images, labels, share, 1.0, "float32", CrossEntropy())
+    fail(ValueError("a mistake of ours"))
+    with pytest.raises(ValueError, match="of ours"):
+        local._fits_shared_pass(job)
+    fail(OutOfResources("out of resource: shared memory\nand much more"))
+    with pytest.warns(UserWarning, match="so training is slower: out of resource: shared memory$"):
+        assert not local._fits_shared_pass(job)
+    fail(ValueError("not asked again"))
+    assert not local._fits_shared_pass(job)
 
 
 def test_a_client_does_not_depend_on_the_others() -> None:

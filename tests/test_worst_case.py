@@ -17,7 +17,7 @@ from waiting import MOST_SECONDS
 from fltrust.attacks import Searched
 from fltrust.attacks.searched import aims_on
 from fltrust.errors import InputError
-from fltrust.experiment import Experiment
+from fltrust.experiment import Experiment, from_declaration
 from fltrust.league import COLUMNS, ROWS, Row
 from fltrust.league.worst_case import _FIRST_RULES, ABLATIONS, DATA, SHARES, Cell, Question, asked, plan
 from fltrust.paper import EXHIBITS
@@ -30,7 +30,7 @@ from fltrust.report.markup import text_of
 from fltrust.report.page import reproduction_page
 from fltrust.report.reading import Found
 from fltrust.report.repeat import worst_case_command
-from fltrust.report.worst_case import Place, WorstCases, attack_label, broke_before, every_worst_case, needless, worst_cases
+from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, known_to_break, needless, worst_cases
 from fltrust.report.worst_case_page import worst_case_section
 from fltrust.report.worst_case_text import FORMATS
 from fltrust.rules import Fallback, FLTrust, Krum
@@ -207,7 +207,7 @@ def test_rules_searched_with_every_aim_come_before_those_with_some_and_these_bef
     (table,) = worst_cases([SMALL], filled())
     expected = ["krum", "fedavg", "median", "trim-mean"]
     assert {group: [one.row.name for one in rows] for group, rows in table.groups.items()} == {
-        "searched with every aim, or broken": expected[:2],
+        "searched with every aim": expected[:2],
         "searched with some of the aims": expected[2:3],
         "not searched": expected[3:],
     }
@@ -251,7 +251,7 @@ def test_an_attack_yields_to_none_that_yields_itself() -> None:
 
 def test_the_order_and_unequal_numbers_of_runs_are_explained() -> None:
     (table,) = worst_cases([SMALL], Results([*filled().all(), attacked("krum", "ipm:100", 0.4, seed=1)]))
-    assert "searched with every aim, or broken; searched with some of the aims; not searched" in table.remarks[0]
+    assert "searched with every aim; searched with some of the aims; not searched; broken, and not searched further" in table.remarks[0]
     assert table.remarks[1] == "Some numbers are means of fewer runs than others, and less certain."
     for name in ("markdown", "latex"):
         assert "nobody has searched for worse" in FORMATS[name]([table])
@@ -311,45 +311,86 @@ def test_the_stored_runs_of_other_tables_count() -> None:
 def test_a_rule_is_broken_where_an_attack_adds_0_4_to_its_own_error() -> None:
     known = [clean("fedavg", 0.05), attacked("fedavg", "trim", 0.45), attacked("fedavg", "trim", 0.44, malicious=3), clean("krum", 0.5)]
     (table,) = worst_cases([SMALL], Results([*known, attacked("krum", "trim", 0.6), attacked("median", "trim", 0.9)]))
-    assert [one.broken for one in (place(table, "fedavg", 20), place(table, "fedavg", 10), place(table, "fedavg", 0))] == [
-        True,
-        False,
-        False,
-    ]
+    assert [place(table, "fedavg", share).broken for share in (20, 10, 0)] == [True, False, False]
     assert not place(table, "krum", 20).broken  # it is bad by itself
     assert not place(table, "median", 20).broken  # its own error is not known
-    assert [row.row.name for row in table.groups["searched with every aim, or broken"]] == ["fedavg"]
-    assert table.decided == 1
+    assert {group: [row.row.name for row in rows] for group, rows in table.groups.items()} == {
+        "not searched": ["krum", "median", "trim-mean"],
+        "broken, and not searched further": ["fedavg"],
+    }
+    assert table.settled == 1
     assert "nobody needs to search for worse" in table.remarks[-1]
     assert "| ≥ 0.450 (Trim · 1 run) |" in FORMATS["markdown"]([table])
-    assert f"1 of {table.possible} decided" in text_of(worst_case_section(Embedded(), [table, table]))  # a tab each
+    (line,) = (
+        one for one in csv.DictReader(io.StringIO(FORMATS["csv"]([table]))) if (one["rule"], one["malicious_percent"]) == ("fedavg", "20")
+    )
+    assert (line["searched"], line["broken"]) == ("0", "1")
+    section = text_of(worst_case_section(Embedded(), [table, table]))  # a tab each
+    assert f"1 of {table.possible} searched or broken" in section
 
 
-def test_an_attack_that_breaks_a_rule_comes_before_a_search_at_larger_shares() -> None:
-    mean, sign = mean_and_sign("fedavg", 60)
-    found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5), *(made_up(run, error=0.3) for run in (mean, sign))])
-    before = broke_before(worst_cases([SMALL], found))
-    assert {(cell.row.name, cell.share): attack_label(run.attack) for cell, run in before.items()} == {("fedavg", 40): "Trim"}
-    (run,) = before.values()
-    assert run == declared("har", "fedavg", "trim", malicious=12)
-    fedavg = dataclasses.replace(SMALL, rows=(Row("fedavg"),), shares=(40,))
-    assert [one.attack for one in plan([fedavg], seeds=1, before=before)] == [run.attack, Searched("mean"), Searched("sign")]
+def fedavg_only(*shares: int) -> Question:
+    return dataclasses.replace(SMALL, rows=(Row("fedavg"),), shares=shares)
 
 
-def test_what_was_found_meanwhile_makes_runs_needless() -> None:
+def test_an_attack_that_breaks_a_rule_is_run_before_a_search_there_and_at_larger_shares() -> None:
+    found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5), attacked("fedavg", "ipm:100", 0.2, malicious=3)])
+    for shares in ((40,), (0, 10, 20, 40)):  # also where the smaller share is not asked about
+        question = fedavg_only(*shares)
+        breaking = known_to_break([question], found)
+        assert {cell.share: attack_label(run.attack) for cell, run in breaking.items()} == {20: "Trim", 40: "Trim", 60: "Trim"}
+        (cell,) = (cell for cell in question.cells if cell.share == 40)
+        assert breaking[cell] == declared("har", "fedavg", "trim", malicious=12)
+        runs = [run for run in plan([question], seeds=1, breaking=breaking) if run.malicious == 12]
+        assert [attack_label(run.attack) for run in runs] == ["Trim", "Searched: mean", "Searched: sign"]
+
+
+def test_an_attack_of_a_plug_in_that_is_not_loaded_breaks_a_rule_and_is_not_run() -> None:
+    trim = attacked("fedavg", "trim", 0.5)
+    gone = from_declaration({**trim.run.to_dict(), "attack": {"name": "gone"}})
+    found = Results([clean("fedavg", 0.05), trim, made_up(gone, error=0.9)])
+    (table,) = worst_cases([SMALL], found)
+    worst = place(table, "fedavg", 20)
+    assert worst.worst
+    assert (worst.worst.label, worst.broken) == ("gone", True)
+    assert {attack_label(run.attack) for run in known_to_break([SMALL], found).values()} == {"Trim"}
+
+
+def test_what_was_found_meanwhile_makes_runs_of_the_same_seed_needless() -> None:
     found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5)])
-    before = broke_before(worst_cases([SMALL], found))
-    skip = needless([SMALL], before, found)
-    runs = plan([SMALL], seeds=2, precision="float16", before=before)
-    of_fedavg = {
-        share: [run for run in runs if run.rule == SMALL.cells[0].clean.rule and run.malicious == 3 * share // 10] for share in (20, 40)
-    }
-    assert [skip(run) for run in of_fedavg[20] if not run.attack.idle] == [True] * 4  # two aims, two seeds
-    assert [skip(run) for run in of_fedavg[40]] == [False] * 6
-    found.add(made_up(of_fedavg[40][0], error=0.46))
-    assert of_fedavg[40][0].attack == before[cell_of(SMALL, "fedavg", 40)].attack
-    assert [skip(run) for run in of_fedavg[40]] == [True] * 6
-    assert not any(skip(run) for run in runs if run.attack.idle or run.rule != SMALL.cells[0].clean.rule)
+    question = fedavg_only(0, 20, 40)
+    breaking = known_to_break([question], found)
+    spared = needless([question], breaking, found, lambda run: found.of(run) is not None)
+    runs = plan([question], seeds=2, breaking=breaking)
+
+    def left(share: int, seed: int) -> list[str]:
+        those = [run for run in runs if (run.malicious, run.seed) == (3 * share // 10, seed) and not run.attack.idle]
+        assert [attack_label(run.attack) for run in those] == ["Trim", "Searched: mean", "Searched: sign"]
+        return [attack_label(run.attack) for run in those if not spared(run)]
+
+    assert left(20, seed=0) == []
+    everything = ["Trim", "Searched: mean", "Searched: sign"]
+    assert left(40, seed=0) == left(20, seed=1) == left(40, seed=1) == everything
+    trim = declared("har", "fedavg", "trim", malicious=12)
+    found.add(made_up(trim, error=0.44))
+    assert left(40, seed=0) == everything
+    found.add(made_up(trim, error=0.46))
+    assert left(40, seed=0) == []
+    found.add(made_up(trim, error=0.46, seed=1))
+    assert left(40, seed=1) == everything  # its own error with this seed is not known
+    found.add(made_up(question.cells[0].clean, error=0.05, seed=1))
+    assert left(40, seed=1) == []
+    assert not any(spared(run) for run in runs if run.attack.idle)
+
+
+def test_results_of_a_lower_precision_spare_no_run_of_a_higher_one() -> None:
+    runs = (clean("fedavg", 0.05).run, attacked("fedavg", "trim", 0.5).run)
+    found = Results(
+        [made_up(dataclasses.replace(run, precision="float16"), error=error) for run, error in zip(runs, (0.05, 0.5), strict=True)]
+    )
+    (search, _) = mean_and_sign("fedavg", 20)
+    for answered, expected in ((found.done, False), (lambda run: found.of(run) is not None, True)):
+        assert needless([SMALL], {}, found, answered)(search) is expected
 
 
 # ---------------------------------------------------------------- as text, and on the page
@@ -390,7 +431,7 @@ def test_the_report_shows_the_table_first(tmp_path: Path) -> None:
     assert "lower bound" in header
     assert "Searched: sign" in header
     assert "≥ 0.060" in header
-    assert header.index("Searched with every aim, or broken at 20 %") < header.index("Searched with some of the aims at 20 %")
+    assert header.index("Searched with every aim at 20 %") < header.index("Searched with some of the aims at 20 %")
     assert header.index("Searched with some of the aims at 20 %") < header.index("Not searched at 20 %")
     assert {path.name for path in (tmp_path / "report" / "tables").glob("worst-case.*")} == {
         f"worst-case.{end}" for end in ("csv", "md", "tex")

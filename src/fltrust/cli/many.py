@@ -116,7 +116,7 @@ def work_through(
     with closing(lock(work)):  # two programs in one folder would do the same runs twice
         begin()
         for run in runs:
-            if how.answered(run, done):  # its result was written, but the program killed before it could tidy up
+            if how.answered(run, done) or needless(run):  # the program was killed before it could tidy up, or in a run that is spared now
                 forget(run, work)
         return _do(screen, left, lacking, how, done, line, keep, needless) if left else {}
 
@@ -203,6 +203,7 @@ def _follow(
                 progress.say(line(stored))
             elif isinstance(event, Spared):
                 spared += 1
+                forget(event.run, how.out / UNFINISHED)
                 reached[event.run] = 1
             else:
                 failed[event.run] = event.reason

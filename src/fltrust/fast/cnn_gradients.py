@@ -48,6 +48,7 @@ LAUNCHES = {  # by parts: the fastest of a sweep on an H200
     1: {
         "conv1": _launch(64, 4, 3),
         "conv2": _launch(64, 4, 4),
+        "head": _launch(64, 4, 3),
         "conv2_backward": _launch(32, 4, 2),
         "pooled_backward": _launch(128, 8, 1),
         "conv1_backward": _launch(32, 4, 1),
@@ -55,6 +56,7 @@ LAUNCHES = {  # by parts: the fastest of a sweep on an H200
     3: {
         "conv1": _launch(64, 4, 3),
         "conv2": _launch(64, 4, 3),
+        "head": _launch(64, 4, 2),  # a third stage would not fit into the shared memory of smaller GPUs
         "conv2_backward": _launch(16, 4, 2),
         "pooled_backward": _launch(128, 8, 1),
         "conv1_backward": _launch(32, 4, 1),
@@ -96,7 +98,9 @@ def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor
     dtype, parts = OPERANDS[precision]
     sizes = LAUNCHES[parts]
     largest = share.abs().amax().clamp(min=1e-30)
-    share = share / largest  # so that float16 holds what flows back, however small the shares; the gradients are multiplied by it
+    share = (
+        share / largest
+    ).contiguous()  # so that float16 holds what flows back, however small the shares; the gradients are multiplied by it
     images, labels = images.contiguous(), labels.contiguous()
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -127,7 +131,7 @@ def cnn_gradients(weights: Tensor, images: Tensor, labels: Tensor, share: Tensor
     gradients = empty(n, D.value)
     d_fc1, d_hidden = operand(examples, 128), operand(examples, 25, 64)
     batch = max(16, triton.next_power_of_2(b))
-    _head[(n,)](hidden, fc1, weights, labels, share, largest, d_fc1, gradients, n, b, parts, batch, 64)
+    _head[(n,)](hidden, fc1, weights, labels, share, largest, d_fc1, gradients, n, b, parts, batch, **sizes["head"])
     _fc1_backward[(n, 25)](hidden, fc1, largest, d_fc1, d_hidden, gradients, n, b, parts, batch)
     _conv2_backward[(n, 3)](pooled, winner2, largest, d_hidden, gradients, n, b, parts, **sizes["conv2_backward"])
     d_pooled = operand(examples, 12, 12, 32)
@@ -403,7 +407,7 @@ def _conv1_backward(
             bias_total += tl.sum(tl.where(winner == CLOSED, 0.0, error[part].to(tl.float32)), 0)
         won = winner[:, None, :] == tl.arange(0, 4)[None, :, None]
         total = _product(_by_window(won, error, BLOCK), pixels, total, PARTS)
-    part = client * SPLITS + split
+    part = (client * SPLITS + split).to(tl.int64)
     tl.store(sums + (part * 128 + column)[:, None] * 16 + tl.arange(0, 16)[None, :], total)
     tl.store(bias_sums + part * 32 + channel, bias_total)
 

@@ -12,6 +12,7 @@ n clients, b examples each, d parameters; images are stored channels last.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 import torch
+import triton
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import functional_call
@@ -23,8 +24,9 @@ from fltrust.fast.batch_norm import channel_sums, combine, normalise, per_channe
 from fltrust.fast.convolution import convolution_sums, convolve
 from fltrust.models import norm_relu, shortcut
 
+_EXACT = "bf16x6" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6) else "tf32x3"  # older ones lack the first
 PRECISIONS = {  # the type of matrix products' operands, and how Triton multiplies float32 ones; sums are float32 in all
-    "float32": (torch.float32, "bf16x6"),  # six products of bfloat16 parts, as in `cnn_gradients`
+    "float32": (torch.float32, _EXACT),  # six products of bfloat16 parts, as in `cnn_gradients`, or three of TF32 parts
     "tf32": (torch.float32, "tf32"),
     "float16": (torch.float16, "tf32"),
 }

@@ -1,7 +1,8 @@
 """The worst-case table as data: every rule of the league at several shares of malicious clients, under an attack searched on it.
 
 A cell's own runs are the attack `searched` with each of the aims. What else is stored of the cell, such as the league's attacks, counts too
-(`report/worst_case.py`), but is not run for this table: only a larger share meets the attack that broke the rule at a smaller one.
+(`report/worst_case.py`), but is not run for this table, with one exception: an attack that is known to break a rule at one share is run at
+larger shares too.
 """
 
 import dataclasses
@@ -82,9 +83,9 @@ class Question:
 
     @property
     def cells(self) -> list[Cell]:
-        return [self.cell(row, share) for row in self.rows for share in self.shares]
+        return [self._cell(row, share) for row in self.rows for share in self.shares]
 
-    def cell(self, row: Row, share: int) -> Cell:
+    def _cell(self, row: Row, share: int) -> Cell:
         changes: dict[str, Any] = {} if self.rounds is None else {"rounds": self.rounds, "evaluate_every": max(1, self.rounds // POINTS)}
         clean = declared(self.dataset, row.rule, "none", **changes)  # the league's run
         if share == 0:
@@ -127,12 +128,12 @@ def plan(
     *,
     seeds: int,
     precision: Precision = "float32",
-    before: Mapping[Cell, Experiment] = MappingProxyType({}),
+    breaking: Mapping[Cell, Experiment] = MappingProxyType({}),
 ) -> list[Experiment]:
-    """The runs: the first seed before the second, MNIST-0.5 and HAR before other data, well-known rules before others, 20 % before others.
+    """The runs: the first seed before the second, MNIST-0.5 and HAR before other data, well-known rules before others, 20 % before 40 %.
 
     So what was run so far compares rules. Runs that differ in their rule alone stand together, since they share their data. A cell's run in
-    `before` comes before its searches.
+    `breaking` comes before its searches.
     """
     data = [question.dataset for question in questions]
     listed = list(dict.fromkeys(row.name for question in questions for row in question.rows))  # some tables have ablations
@@ -145,7 +146,7 @@ def plan(
 
     cells = [cell for question in questions for cell in question.cells]
     found = [(place(cell, aim), run) for cell in cells for aim, run in enumerate(cell.runs)]
-    found += [(place(cell, -1), before[cell]) for cell in cells if cell in before]
+    found += [(place(cell, -1), breaking[cell]) for cell in cells if cell in breaking]
     if not found:
         raise InputError("none of these rules can run at that share of malicious clients")
     runs = {run.key: run for _, run in sorted(found, key=lambda one: one[0])}

@@ -274,9 +274,11 @@ def _overview(judged: dict[Exhibit, list[Judged]], tables: Sequence[Standings], 
     """How much of each table and figure ran and agrees, as a bar to click on."""
     rows = []
     if worst:
-        possible, decided = sum(table.possible for table in worst), sum(table.decided for table in worst)
-        parts = {"no-number": decided, "not-run": possible - decided}
-        rows.append(_line("worst-case", "Worst case: every rule under its own worst attack", parts, [f"{decided} of {possible} decided"]))
+        possible, settled = sum(table.possible for table in worst), sum(table.settled for table in worst)
+        parts = {"no-number": settled, "not-run": possible - settled}
+        rows.append(
+            _line("worst-case", "Worst case: every rule under its own worst attack", parts, [f"{settled} of {possible} searched or broken"])
+        )
     if tables:
         possible, ran = sum(table.possible for table in tables), sum(len(table.counts) for table in tables)
         parts = {"no-number": ran, "not-run": possible - ran}

@@ -6,15 +6,16 @@ that one goes before, unless it gives way to a third one itself.
 """
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fltrust.attacks import NoAttack
 from fltrust.experiment import Experiment
 from fltrust.league.table import Row, brief
-from fltrust.league.worst_case import BROKEN, DECIDES, Cell, Question, asked
+from fltrust.league.worst_case import BROKEN, DECIDES, SHARES, Cell, Question, asked
 from fltrust.registry import ATTACKS, DATASETS, Absent
 from fltrust.report.agreement import Number
 from fltrust.store.results import Result, Results, first_seed
@@ -24,16 +25,15 @@ MEANING = (
     "search that tries many updates on the rule itself in every round. It is a lower bound: a better attack can only raise it. A backdoor "
     "that works hardly raises the test error: the league table shows how often each one works."
 )
-GROUPS = ("searched with every aim, or broken", "searched with some of the aims", "not searched")  # at the share that decides
+GROUPS = "searched with every aim", "searched with some of the aims", "not searched", "broken, and not searched further"
 ORDER = (
-    f"In up to three groups, by whether the search has run on a rule at {{share}} %: {'; '.join(GROUPS)}. Within each, sorted by the error "
-    "there. The numbers of the later groups may be low because nobody has searched for worse."
+    f"In up to four groups, by whether the search has run on a rule at {{share}} %: {'; '.join(GROUPS)}. Within each, sorted by the error "
+    "there. Where the search has not run with every aim, a number may be low because nobody has searched for worse."
 )
 UNEQUAL = "Some numbers are means of fewer runs than others, and less certain."
 UNSEARCHED = (
     "≥: the search has not run with every aim here. "
-    f"Where an attack adds {BROKEN:g} or more to a rule's own error, the rule is broken, and nobody needs to search for worse. "
-    "A number is decided where the search has run with every aim, or the rule is broken."
+    f"Where an attack adds {BROKEN:g} or more to a rule's own error, the rule is broken, and nobody needs to search for worse."
 )
 
 
@@ -89,9 +89,11 @@ class Place:
         return self.cell.share > 0 and self.harm is not None and self.harm >= BROKEN
 
     @property
-    def decided(self) -> bool:
-        """Whether nothing more is to be run here."""
-        return self.searched or self.broken
+    def breaking(self) -> Any:
+        """The worst attack that breaks the rule and can be run here; None if there is none."""
+        here = (one for one in self.attacked if not isinstance(one.attack, Absent))
+        worst = next(here, None)
+        return worst.attack if worst and replace(self, attacked=(worst,)).broken else None
 
     @property
     def worst(self) -> Attacked | None:
@@ -121,7 +123,7 @@ class Standing:
 
     @property
     def group(self) -> str:
-        return GROUPS[0 if self.decisive.decided else 1 if self.decisive.aims else 2]
+        return GROUPS[0 if self.decisive.searched else 3 if self.decisive.broken else 1 if self.decisive.aims else 2]
 
     def harm(self, place: Place, best: float | None) -> float | None:
         """How much an attack adds to the rule's own error; without attack, how far the rule is above the best one."""
@@ -132,7 +134,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class WorstCases:
-    """The table of a data set: rules that the search met with every aim or need not, with some aims, not at all; the best of each first."""
+    """The table of a data set: rules that the search met with every aim, with some, not at all, and broken ones; the best of each first."""
 
     question: Question
     rows: tuple[Standing, ...]
@@ -164,9 +166,9 @@ class WorstCases:
         return sum(bool(place.cell.share) and not place.cell.impossible for place in self.places)
 
     @property
-    def decided(self) -> int:
-        """Cells that were searched with every aim, or where the rule is broken."""
-        return sum(bool(place.cell.share) and place.decided for place in self.places)
+    def settled(self) -> int:
+        """Cells where nothing more is to be run: searched with every aim, or the rule is broken."""
+        return sum(bool(place.cell.share) and (place.searched or place.broken) for place in self.places)
 
     @property
     def counts(self) -> list[int]:
@@ -196,30 +198,39 @@ def every_worst_case(found: Results) -> list[WorstCases]:
     return worst_cases(asked(), found)
 
 
-def broke_before(tables: Iterable[WorstCases]) -> dict[Cell, Experiment]:
-    """For cells that nothing was found to break: the attack that breaks the rule at a smaller share. It costs less than a search."""
-    found: dict[Cell, Experiment] = {}
-    for row in (row for table in tables for row in table.rows):
-        known: Any = None
-        for place in row.places:
-            if place.broken:
-                known = place.worst.attack if place.worst else None
-            elif known is not None and place.cell.runs and not place.decided and not isinstance(known, Absent):
-                found[place.cell] = dataclasses.replace(place.cell.runs[0], attack=known)
-    return found
+def known_to_break(questions: Sequence[Question], found: Results) -> dict[Cell, Experiment]:
+    """By cell, an attack that breaks the rule there or at a smaller share. It is run first: most attacks cost less than a search."""
+    breaking: dict[Cell, Experiment] = {}
+    for table in worst_cases([replace(question, shares=SHARES) for question in questions], found):
+        for row in table.rows:
+            known: Any = None
+            for place in row.places:
+                known = place.breaking or known
+                if known is not None and place.cell.runs:
+                    breaking[place.cell] = replace(place.cell.runs[0], attack=known)
+    return breaking
 
 
-def needless(questions: Sequence[Question], before: Mapping[Cell, Experiment], found: Results) -> Callable[[Experiment], bool]:
-    """Says of a run whether, by what was found until now, its rule is broken at that share anyway."""
-    attacks = _stored(found)
-    cells: dict[str, Cell] = {}
-    for cell in (cell for question in questions for cell in question.cells):
-        for run in (*cell.runs, *([before[cell]] if cell in before else [])):
-            cells[run.key] = cell
-            attacks.setdefault(_unattacked(run), {})[run.key] = run
+def needless(
+    questions: Sequence[Question], breaking: Mapping[Cell, Experiment], found: Results, answered: Callable[[Experiment], bool]
+) -> Callable[[Experiment], bool]:
+    """Says of a run whether its rule is broken at that share anyway, by what was found so far with its seed and in its arithmetic."""
+    attacks, cells = _stored(found), {run.key: cell for question in questions for cell in question.cells for run in cell.runs}
+    for cell, run in breaking.items():
+        cells[run.key] = cell
+        attacks.setdefault(_unattacked(run), {})[run.key] = run
 
     def broken(run: Experiment) -> bool:
-        return _place(cells[first_seed(run).key], found, attacks).broken
+        def error(other: Experiment) -> float:
+            same = replace(other, seed=run.seed, precision=run.precision)
+            result = found.of(same) if answered(same) else None
+            return math.nan if result is None else result.error
+
+        cell = cells[first_seed(run).key]
+        if cell.share == 0:
+            return False
+        clean, others = error(cell.clean), attacks.get(_unattacked(cell.runs[0]), {}).values()
+        return not math.isnan(clean) and any(error(attack) - clean >= BROKEN for attack in (*cell.runs, *others))
 
     return broken
 
@@ -249,7 +260,7 @@ def _stored(found: Results) -> dict[str, dict[str, Experiment]]:
 
 
 def _unattacked(run: Experiment) -> str:
-    return dataclasses.replace(run, attack=NoAttack()).key
+    return replace(run, attack=NoAttack()).key
 
 
 def _table(question: Question, found: Results, attacks: dict[str, dict[str, Experiment]]) -> WorstCases:

@@ -19,8 +19,8 @@ FEWER = "Another attack has more runs. In the seeds that both have, this one doe
 
 
 def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Element:
-    ran = sorted((table for table in tables if table.counts), key=lambda table: -table.decided)  # the first tab is open
-    shown = [(table.label, f" {table.decided} of {table.possible} decided", _table(embedded, table)) for table in ran]
+    ran = sorted((table for table in tables if table.counts), key=lambda table: -table.settled)  # the first tab is open
+    shown = [(table.label, f" {table.settled} of {table.possible} searched or broken", _table(embedded, table)) for table in ran]
     keys = [f"to {step:g}" for step in STEPS] + ["more"]
     return tag(
         "section",
@@ -28,7 +28,7 @@ def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Elem
         tag(
             "p",
             MEANING,
-            " Each tab says how many of its numbers are decided. Click a number to see its runs.",
+            " Each tab says at how many of its numbers the search has run, or the rule is broken. Click a number to see its runs.",
             class_="claim",
         ),
         tag(

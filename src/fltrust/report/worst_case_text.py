@@ -40,14 +40,14 @@ def _written(table: WorstCases) -> Written:
     return Written(f"Worst case, {table.label}", caption(table), head, rows)
 
 
-_COLUMNS = ["dataset", "rule", "malicious_percent", "worst_error", "spread", "seeds", "attack", "searched", "attacks_run", "note"]
+_COLUMNS = ["dataset", "rule", "malicious_percent", "worst_error", "spread", "seeds", "attack", "searched", "broken", "attacks_run", "note"]
 
 
 def _lines(table: WorstCases) -> Iterator[list[Any]]:
     for place in table.places:
         cell, worst, note = place.cell, place.worst, place.cell.impossible or place.missing
         numbers = [*mean_spread(worst.error if worst else None), *((len(worst.results), worst.label) if worst else (0, ""))]
-        yield [cell.dataset, cell.row.name, cell.share, *numbers, int(place.searched), len(place.attacked), note]
+        yield [cell.dataset, cell.row.name, cell.share, *numbers, int(place.searched), int(place.broken), len(place.attacked), note]
 
 
 FORMATS = formats(_written, _COLUMNS, _lines)

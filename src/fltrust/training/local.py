@@ -6,6 +6,7 @@ There are several ways to compute the same; each is registered with what it can 
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -205,6 +206,12 @@ def _fits_shared_pass(job: Job) -> bool:
             _one_shared_pass(job._replace(**first, seeds=None))
             model.shares_pass = True
         except (ImportError, InputError):  # no Triton, or a layer that it does not know
+            model.shares_pass = False
+        except Exception as problem:
+            if not type(problem).__module__.startswith("triton."):
+                raise
+            said = str(problem).partition("\n")[0]
+            warnings.warn(f"this GPU cannot run the fast kernels, so training is slower: {said}", stacklevel=2)
             model.shares_pass = False
     return model.shares_pass
 
