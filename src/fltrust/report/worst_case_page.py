@@ -20,7 +20,7 @@ FEWER = "Another attack has more runs. In the seeds that both have, this one doe
 
 def worst_case_section(embedded: Embedded, tables: Sequence[WorstCases]) -> Element:
     ran = sorted((table for table in tables if table.counts), key=lambda table: -table.settled)  # the first tab is open
-    shown = [(table.label, f" {table.settled} of {table.possible} searched or broken", _table(embedded, table)) for table in ran]
+    shown = [(table.label, f" {table.settled} of {table.possible}", _table(embedded, table)) for table in ran]
     keys = [f"to {step:g}" for step in STEPS] + ["more"]
     return tag(
         "section",
