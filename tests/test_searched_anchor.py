@@ -11,6 +11,7 @@ from fltrust import Anchor, Fallback, Knowledge, Searched
 from fltrust.attacks.attack import Server, take_step
 from fltrust.attacks.searched.basis import basis_of, candidates_in
 from fltrust.attacks.searched.damage import Closed, damage_of
+from fltrust.attacks.searched.finals import _closed
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import AimName, Scene, aim_of, scene_of
 from fltrust.attacks.searched.view import viewed
@@ -104,6 +105,25 @@ def test_candidates_side_by_side_are_what_the_rule_makes_of_each(rule: Anchor) -
             reached += 1
             torch.testing.assert_close(value, aim.mean_damage(scene, sent_for(rows), 0), rtol=1e-6, atol=1e-6)
     assert reached > len(candidates) / 2
+
+
+@pytest.mark.parametrize("aim", ["mean", "cosine"])
+@every_rule
+def test_rows_of_other_attacks_side_by_side_are_what_the_rule_makes_of_each(rule: Anchor, aim: AimName) -> None:
+    """With what the rule remembers, and however far it cuts them and honest rows."""
+    known = seen(rule)
+    scene = scene_of(known, "full", False, 1)
+    _, basis = basis_in(scene, known)
+    rivals = rivals_with("full")
+    rows, _, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
+    broken, silent = rows[0].clone(), rows[1].clone()
+    broken[1, 3], silent[2] = torch.nan, 0
+    rows = torch.cat((rows, 1e3 * rows[:3], 1e-3 * rows[:3], broken[None], silent[None], torch.zeros_like(rows[:1])))
+    wanted = aim_of(aim, scene, scene.undisturbed())
+    values = _closed(scene, wanted, basis, rows, 0)
+    expected = torch.stack([wanted.mean_damage(scene, sent, 0) for sent in rows])
+    torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
+    assert len(expected.unique()) > len(rows) / 2
 
 
 @pytest.mark.parametrize(("rule", "n", "m"), [*((rule, N, M) for rule in RULES), (Anchor(0.2, limit=1e6), 6, 3)], ids=repr)

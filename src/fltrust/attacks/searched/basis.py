@@ -38,6 +38,7 @@ class Basis(NamedTuple):
     centre: Tensor  # (k,): what the rule remembers, if that is one vector
     lengths: Tensor  # (rivals,): of the rival attacks' mean rows
     along: Tensor  # (k,): inner products with the aim's target, not in units of the scale
+    sums: int | None = None  # the first of n more: what Anchor remembers of each client that takes part
 
 
 def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals: Tensor, possible: Sequence[bool]) -> Basis:

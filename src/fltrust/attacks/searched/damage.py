@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fltrust.attacks.rows import usable
 from fltrust.attacks.searched.basis import Basis, row_lengths
-from fltrust.attacks.searched.response import Sent, has_closed_form, respond
+from fltrust.attacks.searched.response import RunningMeans, Sent, has_closed_form, respond
 from fltrust.attacks.searched.scene import Aim, Scene
+from fltrust.rules.anchor import Anchor
 from fltrust.rules.coordinate import MeaMed, Median, Phocas, TrimmedMean
 from fltrust.rules.rule import Received, Rule
 from fltrust.rules.votes import RLR
@@ -48,7 +49,7 @@ def joined(damage: Callable[[Tensor], Tensor], candidates: Tensor, at_once: int)
 
 
 class Closed:
-    """From the basis vectors' inner products alone. The aim "loss" is taken to first order here."""
+    """From the basis vectors' inner products alone. The aim "loss" is taken to first order here. If the basis has sums, Anchor has them."""
 
     side_by_side = True
 
@@ -64,10 +65,13 @@ class Closed:
 
     def updates(self, candidates: Tensor) -> list[Tensor]:
         """The global updates (C, k) of this round and of those ahead."""
-        sent = Sent(candidates, self.honest, self.basis)
+        sent, rule, known = Sent(candidates, self.honest, self.basis), self.scene.rule, self.scene.known
+        if self.basis.sums is not None:
+            assert isinstance(rule, Anchor)
+            sent = RunningMeans(sent, rule, self.scene.memory.rounds[known.client_ids])
         results = [self.basis.centre.expand(len(candidates), -1)]
         for _ in range(1 + self.ahead):
-            results.append(respond(self.scene.rule, sent, results[-1], self.scene.sizes))
+            results.append(respond(rule, sent, results[-1], self.scene.sizes))
         return results[1:]
 
     def _of(self, candidates: Tensor) -> Tensor:

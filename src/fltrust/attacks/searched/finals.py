@@ -11,8 +11,9 @@ from fltrust.attacks.searched.basis import PUSHES, Basis, along_of
 from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
-from fltrust.attacks.searched.view import without_fallback
+from fltrust.attacks.searched.view import as_seen, without_fallback
 from fltrust.rules.fallback import Fallback
+from fltrust.rules.pairs import gram
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 _RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
@@ -21,22 +22,20 @@ _WIDTH = 2048  # columns that are multiplied together: a GPU needs many small pr
 _AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
 
 
-def most_damaging(scene: Scene, view: Scene, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
+def most_damaging(scene: Scene, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
     """The rows (m, d) with the largest damage, of what rivals (R, m, d) and the search's own finalists (F, m, d) send.
 
-    All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule has a closed form,
-    then only the best three rivals and two finalists that it names. It can err where a row lies exactly on a threshold of the rule, and
-    rounding decides. Under a fallback, what the rule within does only gives the order: they are run one after the other, until none that is
-    left can do more, let through or refused.
+    All of them are run on the rule, with its memory; under a fallback, weaker forms of the finalists too. If the rule is Anchor or has a
+    closed form, then only the best three rivals and two finalists that inner products name. These can err where a row lies exactly on a
+    threshold of the rule, and rounding decides. Under a fallback, what the rule within does only gives the order: they are run one after
+    the other, until none that is left can do more, let through or refused.
     """
     if scene.rule.holds_out:
         own = torch.cat([torch.lerp(scene.updates[: scene.m], own, part) for part in _PARTS])
     rows, within = torch.cat((rivals, own)), without_fallback(scene)
-    closed = has_closed_form(within.rule)  # the view's would not be exact for running means: see `viewed`
-    ordered = isinstance(scene.rule, Fallback) and has_closed_form(view.rule)
-    if aim.is_loss or (scene.rule.holds_out and ahead) or not (closed or ordered):
+    if aim.is_loss or (scene.rule.holds_out and ahead) or not has_closed_form(as_seen(within.rule, ahead)):
         return _largest(scene, aim, rows, ahead)
-    values = _closed(within, aim, basis, rows, ahead) if closed else _damages(within, aim, rows, ahead)
+    values = _closed(within, aim, basis, rows, ahead)
     if isinstance(scene.rule, Fallback):
         return _largest_let_through(scene, scene.rule, aim, rows, values)
     best = (
@@ -78,8 +77,11 @@ class _Absurd(Rule):
 def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> Tensor:
     """The damage (F,) that rows (F, m, d) do, from their inner products: the basis has them as further vectors."""
     count, m, _ = sent.shape
-    k, flat = len(basis.rows), sent.flatten(0, 1)  # (F m, d)
     needed = slice(m, len(scene.updates) + PUSHES)  # honest updates, root update, centre: rules look at nothing else
+    if as_seen(scene.rule, ahead) is not scene.rule:
+        basis = _with_sums(scene, aim, basis)
+        needed = slice(m, len(basis.rows))
+    k, flat = len(basis.rows), sent.flatten(0, 1)  # (F m, d)
     across, within = _products(flat, basis.rows[needed], count)
     unit = torch.where(usable(flat), basis.scale, torch.inf)  # broken rows count as zeros
     across = torch.nn.functional.pad((across / unit[:, None] / basis.scale).nan_to_num(0), (m, k - needed.stop))  # (F m, k)
@@ -91,6 +93,15 @@ def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> T
     centre, along = torch.nn.functional.pad(basis.centre, (0, len(flat))), torch.cat((basis.along, along_of(flat, aim.target)))
     longer = basis._replace(products=products, eye=eye, centre=centre, along=along)
     return Closed(scene, aim, longer, ahead)(eye[k:].view(count, m, -1)).nan_to_num(-torch.inf, torch.inf)
+
+
+def _with_sums(scene: Scene, aim: Aim, basis: Basis) -> Basis:
+    """The basis of updates as clients send them, the root update, and what Anchor remembers: the search's own has running means."""
+    n = len(scene.updates)
+    rows = torch.cat((scene.updates, basis.rows[basis.root][None], scene.memory.sums[scene.known.client_ids]))
+    products = torch.nan_to_num(gram(rows) / basis.scale / basis.scale)
+    centre, along = basis.centre.new_zeros(len(rows)), along_of(rows, aim.target)
+    return basis._replace(rows=rows, products=products, root=n, centre=centre, along=along, sums=n + 1)
 
 
 def _products(rows: Tensor, others: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,33 @@ class Mixed(Sent):
         return self.sent.sum((shares[..., None, :] @ self.mixing)[..., 0, :])
 
 
+class RunningMeans(Sent):
+    """What Anchor makes of the rows sent and its sums, which are basis vectors: see `Anchor.means`."""
+
+    def __init__(self, sent: Sent, rule: Anchor, rounds: Tensor) -> None:
+        self.sent, self.basis = sent, sent.basis
+        assert self.basis.sums is not None
+        self.sums = slice(self.basis.sums, self.basis.sums + len(rounds))
+        longest = medians_of(sent.length, sent.usable) / (1 - rule.momentum)  # (C, 1)
+        heard = sent.usable / (1 - rule.momentum ** (rounds + 1).double())  # (C, n)
+        self.old = rule.momentum * heard  # (C, n): how often a client's sum is in its mean
+        self.new = (1 - rule.momentum) * (longest * sent.inverse).clamp(max=1) * heard  # (C, n): and the row that it sent
+        theirs = self.basis.products[sent.honest, self.sums].expand(len(heard), -1, -1)
+        self.across = torch.cat((sent.along[..., self.sums], theirs), -2)  # (C, n, n): products of rows with sums
+        self.among = self.basis.products[self.sums, self.sums]
+        both = 2 * self.old * self.new * self.across.diagonal(dim1=-2, dim2=-1)
+        self.squares = self.old.square() * self.among.diagonal() + both + self.new.square() * sent.squares
+
+    @cached_property
+    def products(self) -> Tensor:
+        old, new = self.old[..., :, None], self.new[..., :, None]
+        both = new * self.across * old.mT
+        return self._of_usable(old * self.among * old.mT + both + both.mT + new * self.sent.products * new.mT)
+
+    def sum(self, shares: Tensor) -> Tensor:
+        return torch.addmm(self.sent.sum(shares * self.new), shares * self.old, self.basis.eye[self.sums])
+
+
 def respond(rule: Rule, sent: Sent, centre: Tensor, sizes: Tensor | None) -> Tensor:
     """The global updates (C, k), for a rule with a closed form; `centre` (C, k) is what it remembers."""
     if isinstance(rule, PreAggregation):

@@ -187,7 +187,7 @@ class Searched(Attack):
         basis = basis_of(view, aim, result, last_update, seen_of(rivals), possible)
         finalists, best = self._searched(view, aim, basis, memory.last)
         own = bounded(sent_for(bounded(finalists.to(basis.rows.dtype) @ basis.rows)))  # (F, m, d)
-        rows = bounded(most_damaging(scene, view, aim, basis, rivals, own, self.ahead))
+        rows = bounded(most_damaging(scene, aim, basis, rivals, own, self.ahead))
         rows = torch.where(memory.rounds < self.behave, known.own, rows)
         return rows, Search(memory.rounds + 1, seen, _kept(memory.last, known, best), remembered)
 
