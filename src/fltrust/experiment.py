@@ -70,7 +70,7 @@ class Experiment:
     Krum(tolerate=10)
     """
 
-    dataset: str = _field("mnist-0.5", "Data set, split and usual settings; see 'fltrust list datasets'.")
+    dataset: str = _field("mnist-0.5", "Data set, split and usual settings (default: mnist-0.5); see 'fltrust list datasets'.")
     model: str = _field("cnn", "Network; see 'fltrust list models'.")
     rule: Rule = _part("fltrust", "Aggregation rule; see 'fltrust list rules'.", RULES)
     attack: Attack = _part("none", "What malicious clients do; see 'fltrust list attacks'.", ATTACKS)
