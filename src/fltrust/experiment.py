@@ -100,7 +100,7 @@ class Experiment:
     initialisation: Initialisation = _field("released", "First weights: the 'released' code's or those of 'torch'.")
     precision: Precision = _field(
         "float32",
-        "Precision of matrix products. On a GPU: float32, tf32 or float16 (three to five times faster). "
+        "Precision of matrix products. On a GPU: float32, tf32 or float16 (about three times faster). "
         "On a CPU: float32 or, if the processor has it, bfloat16 (some networks are up to 1.3 times faster).",
     )
     evaluate_every: int = _field(50, "Rounds between two evaluations (and checkpoints).")

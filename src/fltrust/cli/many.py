@@ -96,8 +96,7 @@ def work_through(
     program writes in the folder. `keep` looks at the directory of each finished run before it is removed. `needless` says of a run whether
     `done` makes it needless by now; a Ray cluster asks at the start only. Called with `--dry-run`, it only says what it would do.
     """
-    missing = [run for run in runs if not how.answered(run, done)]
-    left = [run for run in missing if not needless(run)]
+    missing, left = _missing_and_left(runs, how, done, needless)
     here = "" if how.ray else hardware(chosen_device(how.device, how.arithmetic))  # of a cluster nothing is known beforehand
     if how.dry_run:
         _show_plan(screen, parts, how, done, here, needless)
@@ -119,6 +118,14 @@ def work_through(
             if how.answered(run, done) or needless(run):  # the program was killed before it could tidy up, or in a run that is spared now
                 forget(run, work)
         return _do(screen, left, lacking, how, done, line, keep, needless) if left else {}
+
+
+def _missing_and_left(
+    runs: Sequence[Experiment], how: How, done: Results, needless: Callable[[Experiment], bool]
+) -> tuple[list[Experiment], list[Experiment]]:
+    """The runs without a result, and those of them that are needed."""
+    missing = [run for run in runs if not how.answered(run, done)]
+    return missing, [run for run in missing if not needless(run)]
 
 
 def _missing(name: str, data_dir: str | None) -> str | None:
@@ -223,8 +230,7 @@ def _show_plan(
 ) -> None:
     rows = []
     for part, runs in parts.items():
-        missing = [run for run in runs if not how.answered(run, done)]
-        left = [run for run in missing if not needless(run)]
+        missing, left = _missing_and_left(runs, how, done, needless)
         counts = {"runs": len(runs), "done": len(runs) - len(missing), "not needed": len(missing) - len(left), "to do": len(left)}
         rows.append((*part, counts, _time(left, done, here, 1) if left else ""))
     titles = [title for title in ("runs", "done", "not needed", "to do") if title != "not needed" or any(row[2][title] for row in rows)]

@@ -26,7 +26,7 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="Precision of matrix products. On a GPU: float32, tf32 or float16 (three to five times faster). "
+        help="Precision of matrix products. On a GPU: float32, tf32 or float16 (about three times faster). "
         "On a CPU: float32 or, if the processor has it, bfloat16 (some networks are up to 1.3 times faster). "
         "If you give one, results of lower precision do not count, and their runs are run again.",
         rich_help_panel=WHERE,

@@ -91,9 +91,8 @@ class Place:
     @property
     def breaking(self) -> Any:
         """The worst attack that breaks the rule and can be run here; None if there is none."""
-        here = (one for one in self.attacked if not isinstance(one.attack, Absent))
-        worst = next(here, None)
-        return worst.attack if worst and replace(self, attacked=(worst,)).broken else None
+        runnable = tuple(one for one in self.attacked if not isinstance(one.attack, Absent))
+        return runnable[0].attack if replace(self, attacked=runnable).broken else None
 
     @property
     def worst(self) -> Attacked | None:
