@@ -1,6 +1,6 @@
 """Whole rounds through `simulate` on one CUDA device: what memory costs beside the round itself.
 
-    PYTHONPATH=src python bench/gpu_rounds.py
+    PYTHONPATH=src python bench/gpu_rounds.py [part of a case's name]
 
 100 clients, the paper's CNN (139,960 parameters), batches of 32, a root set of 100, random images, float16 products unless a case says
 float32. Each case: the median and the range of five blocks of 200 rounds, after 100 rounds to warm up.
@@ -56,6 +56,9 @@ def cases() -> dict[str, dict[str, Any]]:
         "FLTrust": {"rule": fltrust},
         "FLTrust, float32": {"rule": fltrust, "precision": "float32"},
         **{f"FLTrust, {ATTACKS.entry(name).label}": {"rule": fltrust, "attack": ATTACKS[name]()} for name in ("trim", "krum", "adaptive")},
+        "FLTrust, searched": {"rule": fltrust, "attack": ATTACKS["searched"]()},
+        "Anchor": {"rule": RULES["anchor"]()},
+        "Anchor, searched": {"rule": RULES["anchor"](), "attack": ATTACKS["searched"]()},
         "FedAvg": {"rule": fedavg},
         "Krum": {"rule": RULES["krum"](20)},
         "FedAvg, clients' momentum": {"rule": fedavg, "client_momentum": 0.9},

@@ -238,19 +238,29 @@ def test_picks_by_one_program_are_the_plain_ones(n: int, monkeypatch: pytest.Mon
         assert torch.equal(picked, krum_picks(*case))
 
 
-def test_inner_products_do_not_overflow_and_round_nothing_more() -> None:
-    gpu = pytest.importorskip("fltrust.fast.gpu")
+def test_inner_products_on_the_device_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    rows, others = torch.randn(3, 20, 5000, generator=torch.Generator().manual_seed(0)), torch.randn(3, 9, 5000)
+    fast = pairs.inner_products_with(rows.cuda(), others.cuda())
+    torch.testing.assert_close(fast.cpu(), pairs.inner_products_with(rows, others), rtol=0, atol=5e-7 * 5000)
+    monkeypatch.setattr("fltrust.rules.rows.gpu_kernels", lambda: None)
+    plain = pairs.inner_products_with(rows.cuda(), others.cuda())
+    torch.testing.assert_close(fast, plain, rtol=0, atol=5e-7 * 5000)
+
+
+def test_equal_rows_have_equal_products_and_a_broken_row_breaks_its_own() -> None:
     updates = torch.randn(12, 5000, generator=torch.Generator().manual_seed(0)).cuda()
-    plain = gpu.gram(updates)
-    blocks = updates[:, :4096].unflatten(1, (2, 2048)).transpose(0, 1)  # the same sums without scaling
-    rest = updates[:, 4096:].double()
-    assert torch.equal(plain, torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T))
-    exact = updates.double() @ updates.double().T
-    torch.testing.assert_close(plain, exact, rtol=1e-5, atol=1e-2)
-    huge = gpu.gram(updates * 1e30)  # squares of 1e60 are beyond float32
-    assert torch.isfinite(huge).all()
-    exact = (updates * 1e30).double() @ (updates * 1e30).double().T
-    torch.testing.assert_close(huge / 1e60, exact / 1e60, rtol=1e-5, atol=1e-2)
+    updates[7] = updates[2]
+    products = pairs.gram(updates)
+    assert torch.equal(products, products.T)
+    assert products[2, 2] == products[2, 7] == products[7, 2] == products[7, 7]
+    far = torch.tensor([2.0**120, 2.0**-60, 1.0]).cuda().repeat(4)  # a power of two rounds nothing
+    assert torch.equal(pairs.gram(updates * far[:, None]), products * far.double()[:, None] * far.double())
+    broken = updates.clone()
+    broken[4, 9], broken[5, 1] = torch.nan, torch.inf
+    there = torch.ones(12, dtype=torch.bool).cuda()
+    there[4:6] = False
+    assert torch.equal(pairs.gram(broken)[there][:, there], products[there][:, there])
 
 
 def assert_same(some: list[Record], others: list[Record], tolerance: float) -> None:

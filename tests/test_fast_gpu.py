@@ -220,6 +220,45 @@ def test_sums_over_rows_and_columns(n: int, d: int) -> None:
     torch.testing.assert_close(gpu.gram(updates), updates.double() @ updates.double().T, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize(("count", "r", "k", "d"), [(1, 5, 5, 40), (1, 100, 130, 5000), (3, 20, 7, 4096), (1, 1, 1, 1)])
+def test_inner_products(count: int, r: int, k: int, d: int) -> None:
+    rng = torch.Generator().manual_seed(r)
+    rows = torch.randn(count, r, d, generator=rng).to(DEVICE)
+    others = torch.randn(count, k, d, generator=rng).to(DEVICE)
+    products = gpu.inner_products(rows, others)
+    close = 5e-7 * d  # float32, and the rows are about the root of d long
+    torch.testing.assert_close(products, rows.double() @ others.double().mT, rtol=0, atol=close)
+    far = torch.tensor([2.0**120, 2.0**-60, 1.0]).to(DEVICE).repeat(r)[:r]  # no product overflows
+    unit = far.double()[:, None] * 2.0**100
+    torch.testing.assert_close(gpu.inner_products(rows * far[:, None], others * 2.0**100) / unit, products, rtol=0, atol=close)
+    cut = torch.randn(count, r, d + 3, generator=rng).to(DEVICE)[:, :, :d]  # rows that do not lie one after the other
+    expected = gpu.inner_products(cut.contiguous(), others)
+    torch.testing.assert_close(gpu.inner_products(cut, others), expected, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_running_means(everybody: bool) -> None:
+    """A client that is left out keeps its sum, whatever it sent; so does one that does not take part."""
+    rng = torch.Generator().manual_seed(3)
+    n, clients, d = 4, 4 if everybody else 6, 2100
+    updates, sums = torch.randn(n, d, generator=rng).to(DEVICE), torch.randn(clients, d, generator=rng).to(DEVICE)
+    updates[1, 5] = torch.nan
+    sums[3, 0] = 3e38 if DEVICE == "cuda" else 3.0  # divided, it overflows: of which NumPy, where it stands in, would warn
+    ids = torch.randperm(clients, generator=rng)[:n].to(DEVICE)
+    usable = torch.tensor([True, False, True, True]).to(DEVICE)
+    decay, weight = (torch.rand(n, generator=rng, dtype=torch.float64).to(DEVICE) for _ in range(2))
+    decay, weight = torch.where(usable, decay, 1), torch.where(usable, weight, 0)
+    whole = torch.rand(n, generator=rng).to(DEVICE)
+    later = sums.clone()
+    means = gpu.running_means(updates, usable, sums, later, ids, decay, weight, whole)
+    expected = sums.clone()
+    expected[ids] = decay.float()[:, None] * sums[ids] + weight.float()[:, None] * torch.where(usable[:, None], updates, 0)
+    torch.testing.assert_close(later, expected, rtol=1e-6, atol=1e-6)
+    largest = torch.finfo(torch.float32).max
+    bounded = (expected[ids] / whole[:, None]).clamp(-largest, largest)
+    torch.testing.assert_close(means, torch.where(usable[:, None], bounded, 0), rtol=1e-6, atol=1e-5)  # what is divided was rounded
+
+
 def test_a_row_of_factor_zero_counts_nothing_whatever_it_holds() -> None:
     updates = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]]).to(DEVICE)
     total = gpu.weighted_sum(updates, torch.tensor([0.0, 2.0], dtype=torch.float64).to(DEVICE))

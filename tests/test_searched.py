@@ -152,7 +152,7 @@ def searched_on(known: Knowledge, aim: AimName = "mean") -> tuple[Scene, Any, Ba
     rows, possible, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
     result = scene.undisturbed()
     wanted = aim_of(aim, scene, result)
-    return scene, wanted, basis_of(scene, wanted, result, torch.zeros_like(result), rows, possible)
+    return scene, wanted, basis_of(scene, wanted, result, torch.zeros_like(result), rows.mean(1), possible)
 
 
 def small_run(rule: str, attack: Attack, rounds: int) -> Experiment:

@@ -57,19 +57,32 @@ def seen(rule: Anchor, seed: int = 0, dtype: torch.dtype = torch.float64, n: int
     )
 
 
+def seen_by_rule(scene: Scene, rows: torch.Tensor) -> torch.Tensor:
+    """What the rule sees of malicious rows (m, d), by asking it."""
+    assert isinstance(scene.rule, Anchor)
+    if not scene.rule.has_memory:
+        return rows
+    return scene.rule.means(scene.received(torch.cat((rows, scene.updates[M:])), 0, None), scene.memory)[0][:M]
+
+
 @every_rule
 def test_what_the_rule_sees_and_what_must_be_sent(rule: Anchor) -> None:
     scene = scene_of(seen(rule), "full", False, 1)
-    view, seen_of, sent_for = viewed(scene, ahead=0)
+    view, mean_seen, sent_for = viewed(scene, ahead=0)
     assert not view.rule.has_memory
+
+    def seen_of(rows: torch.Tensor) -> torch.Tensor:
+        return seen_by_rule(scene, rows)
+
     rows = torch.randn(M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(sent_for(seen_of(rows)), rows)
     torch.testing.assert_close(view.outcomes(seen_of(rows)), scene.outcomes(rows))
     several = torch.stack((rows, 1e3 * rows, torch.cat((rows[:2], 1e6 * rows[2:]))))  # the rule cuts most of these
-    torch.testing.assert_close(seen_of(several), torch.stack([seen_of(each) for each in several]))
+    torch.testing.assert_close(mean_seen(several), torch.stack([seen_of(each).mean(0) for each in several]))
     for each in several:
         torch.testing.assert_close(view.outcomes(seen_of(each)), scene.outcomes(each))
     rows[1] = 0  # the rule leaves it out, and the search knows
+    torch.testing.assert_close(mean_seen(rows[None])[0], seen_of(rows).mean(0))
     torch.testing.assert_close(view.outcomes(seen_of(rows)), scene.outcomes(rows))
     torch.testing.assert_close(scene.outcomes(sent_for(seen_of(rows))), scene.outcomes(rows))
     torch.testing.assert_close(view.undisturbed(), scene.undisturbed())
@@ -83,9 +96,9 @@ def test_a_look_ahead_is_over_the_rule_with_its_memory() -> None:
 def basis_in(scene: Scene, known: Knowledge) -> Any:
     rivals = rivals_with("full")
     rows, possible, _ = rivals_rows(rivals, known, tuple(rival.init(CLIENTS, known.own[0]) for rival in rivals))
-    view, seen_of, _ = viewed(scene, ahead=0)
+    view, mean_seen, _ = viewed(scene, ahead=0)
     result = scene.undisturbed()
-    return view, basis_of(view, aim_of("mean", scene, result), result, torch.zeros_like(result), seen_of(rows), possible)
+    return view, basis_of(view, aim_of("mean", scene, result), result, torch.zeros_like(result), mean_seen(rows), possible)
 
 
 @every_rule
@@ -97,11 +110,11 @@ def test_candidates_side_by_side_are_what_the_rule_makes_of_each(rule: Anchor) -
     damage = damage_of(view, aim, basis, 0, 4096)
     assert isinstance(damage, Closed)
     candidates = candidates_in(basis, N, M)[::7]
-    _, seen_of, sent_for = viewed(scene, 0)
+    _, _, sent_for = viewed(scene, 0)
     reached = 0
     for candidate, value in zip(candidates, damage(candidates), strict=True):
         rows = candidate @ basis.rows
-        if torch.allclose(seen_of(sent_for(rows)), rows):  # else the rule cuts what would have to be sent
+        if torch.allclose(seen_by_rule(scene, sent_for(rows)), rows):  # else the rule cuts what would have to be sent
             reached += 1
             torch.testing.assert_close(value, aim.mean_damage(scene, sent_for(rows), 0), rtol=1e-6, atol=1e-6)
     assert reached > len(candidates) / 2

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fltrust.attacks.attack import Attack, Knowledge
 from fltrust.attacks.fang import TrimAttack
-from fltrust.attacks.rows import outside, units
+from fltrust.attacks.rows import coordinates, outside, units
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.rules.rows import direction_and_norm, measure, weighted_sum
@@ -95,7 +95,7 @@ class Adaptive(Attack):
         plane = damage.plane.to(known.own.dtype)  # (2, d)
         start = self.first(known, damage.plane[0].to(known.own.dtype))  # (m, d)
         third = outside(start, plane)  # (m, d)
-        position = torch.cat((start @ plane.T, (start * third).sum(1, keepdim=True)), 1).double()  # (m, 3)
+        position = torch.cat((coordinates(start, plane), (start * third).sum(1, keepdim=True)), 1).double()  # (m, 3)
         gain = self.step_size / self.smoothing * damage.root_norm
         terms = torch.stack((*damage.sign, damage.pull, damage.trust, gain, gain.new_full((), self.smoothing)))  # (6,)
         position = ascend(position, self.draw(known), terms)  # (m, 4)

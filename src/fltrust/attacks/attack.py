@@ -133,10 +133,14 @@ class Knowledge:
             raise InputError(f"this attack needs full knowledge: it was shown {len(self.own)} of {self.n} updates")
         return self.others
 
-    @property
+    @cached_property
     def updates(self) -> Tensor:
         """All updates (n, d) as they are before the attack, the malicious clients' first."""
         return torch.cat((self.own, self.honest))
+
+    @cached_property
+    def seen_updates(self) -> SeenRows:
+        return SeenRows(self.updates)
 
     @cached_property
     def seen_others(self) -> SeenRows:

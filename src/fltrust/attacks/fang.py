@@ -63,9 +63,7 @@ class TrimAttack(Attack):
             own = finite(known.own)
             mean, deviation = own.mean(0), own.std(0, correction=0)  # (d,)
             return mean - mean.sign() * (3 + share) * deviation
-        updates = finite(known.honest if self.honest_only and known.n > m else known.updates)
-        sign = updates.sum(0).sign()  # (d,)
-        extreme = torch.where(sign > 0, updates.amin(0), updates.amax(0))  # (d,)
+        sign, extreme = (known.seen_others if self.honest_only and known.n > m else known.seen_updates).against
         factor = 1 + (self.reach - 1) * share  # (m, d)
         return torch.where(sign * extreme > 0, extreme / factor, extreme * factor)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fltrust.attacks.attack import Attack, Knowledge
-from fltrust.attacks.rows import finite, units
+from fltrust.attacks.rows import units
 from fltrust.errors import InputError
 from fltrust.registry import ATTACKS, Look
 from fltrust.state import Memory
@@ -72,7 +72,7 @@ class Mimic(Attack):
         if known.client_ids is None:
             raise InputError("Mimic needs to know which client sent which update and was not told")
         learning, t = memory.rounds < self.warmup, memory.rounds
-        rows = finite(honest)  # (n-m, d)
+        rows = known.seen_others.rows  # (n-m, d)
         mean = torch.where(learning, (t * memory.mean + rows.mean(0)) / (t + 1), memory.mean)
         deviations = rows - mean
         pull = units(((deviations @ memory.direction) @ deviations)[None])[0]  # (d,)

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from fltrust.rules.pairs import sq_distances
-from fltrust.rules.rows import counts
+from fltrust.rules.rows import measure
 
 
 def usable(updates: Tensor) -> Tensor:
     """Which rows (n,) a rule would listen to: finite and not zero."""
-    peak = torch.maximum(updates.amax(1), -updates.amin(1))  # on a CPU many times faster than the norm of this name
-    return counts(peak)
+    return measure(updates).usable
 
 
 def finite(updates: Tensor) -> Tensor:
@@ -29,7 +28,12 @@ def units(rows: Tensor, least: float = 0.0) -> Tensor:
 
 def outside(rows: Tensor, frame: Tensor) -> Tensor:
     """The directions (n, d) in which rows of about unit length leave the span of orthonormal ones (k, d); zeros where they do not."""
-    return units(rows - (rows @ frame.T) @ frame, least=100 * torch.finfo(rows.dtype).eps)
+    return units(rows - coordinates(rows, frame) @ frame, least=100 * torch.finfo(rows.dtype).eps)
+
+
+def coordinates(rows: Tensor, frame: Tensor) -> Tensor:
+    """The inner products (n, k) of rows (n, d) with a few others (k, d), one after the other: a GPU takes long for so narrow a matrix."""
+    return torch.stack([rows @ one for one in frame], 1)
 
 
 class SeenRows:
@@ -53,6 +57,12 @@ class SeenRows:
     def deviation(self) -> Tensor:
         """(d,): standard deviation of the rows divided by the peak."""
         return self._divided.std(0, correction=0)
+
+    @cached_property
+    def against(self) -> tuple[Tensor, Tensor]:
+        """(d,) each: the sign of the sum, and the outermost value against it: the smallest if the sign is positive, else the largest."""
+        sign = self.rows.sum(0).sign()
+        return sign, torch.where(sign > 0, self.rows.amin(0), self.rows.amax(0))
 
     @cached_property
     def centred(self) -> Tensor:

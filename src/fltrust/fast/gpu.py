@@ -13,10 +13,21 @@ from torch import Tensor
 
 from fltrust.fast.select import MOST_SORTED, nearest_mean, ranked_mean
 
-__all__ = ["MOST_PICKED", "MOST_SORTED", "gram", "krum_picks", "nearest_mean", "ranked_mean", "row_sums", "weighted_sum"]
+__all__ = [
+    "MOST_PICKED",
+    "MOST_SORTED",
+    "gram",
+    "inner_products",
+    "krum_picks",
+    "nearest_mean",
+    "ranked_mean",
+    "row_sums",
+    "running_means",
+    "weighted_sum",
+]
 
 SPAN = 8192  # values of a row that one program adds up
-WIDTH = 2048  # columns of one product of the Gram matrix: short, so that float32 sums stay accurate
+WIDTH = 2048  # columns of one product of matrices: short, so that float32 sums stay accurate
 MOST_PICKED = 128  # clients whose distances one program holds
 
 
@@ -69,18 +80,64 @@ def _weighted_sum(updates, factor, total, n, d, row_stride, ROWS: tl.constexpr, 
 
 
 def gram(updates: Tensor) -> Tensor:
-    """(n, n) float64: float32 products over a few columns at a time, added up in float64.
+    """The rows' inner products (n, n), float64: see `inner_products`."""
+    rows = updates[None]
+    return inner_products(rows, rows)[0]
+
+
+def inner_products(rows: Tensor, others: Tensor) -> Tensor:
+    """(B, r, k) float64: of rows (B, r, d) with others (B, k, d), float32 products over a few columns at a time, added up in float64.
 
     Each row is first divided by a power of two near its largest value, which rounds nothing: so no product overflows.
     """
-    power = torch.frexp(torch.linalg.vector_norm(updates, torch.inf, dim=1))[1].clamp(-126, 126)  # (n,)
+    left, left_rest, size = _in_blocks(rows)
+    right, right_rest, size_of_others = (left, left_rest, size) if others is rows else _in_blocks(others)
+    products = (left @ right.mT).sum(1, dtype=torch.float64)
+    return (products + left_rest @ right_rest.mT) * size[:, :, None] * size_of_others[:, None]
+
+
+def _in_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows divided by their powers of two, as (B, blocks, r, WIDTH), and what is left of them in float64; the powers (B, r)."""
+    power = torch.frexp(torch.linalg.vector_norm(rows, torch.inf, dim=2))[1].clamp(-126, 126)
     one = torch.ones_like(power, dtype=torch.float64)
-    rows = updates * torch.ldexp(one, -power).float()[:, None]
-    whole = updates.shape[1] // WIDTH * WIDTH
-    blocks = rows[:, :whole].unflatten(1, (-1, WIDTH)).transpose(0, 1)  # (blocks, n, WIDTH)
-    rest = rows[:, whole:].double()
-    size = torch.ldexp(one, power)
-    return torch.addmm((blocks @ blocks.mT).sum(0, dtype=torch.float64), rest, rest.T) * size[:, None] * size
+    unit = torch.ldexp(one, -power).float()[:, :, None]
+    whole = rows.shape[2] // WIDTH * WIDTH
+    blocks = rows[..., :whole].unflatten(2, (-1, WIDTH)).transpose(1, 2)
+    scaled = torch.mul(blocks, unit[:, None], out=rows.new_empty(blocks.shape))  # one after the other in memory, as products want them
+    return scaled, (rows[..., whole:] * unit).double(), torch.ldexp(one, power)
+
+
+def running_means(
+    updates: Tensor, usable: Tensor, sums: Tensor, later: Tensor, ids: Tensor, decay: Tensor, weight: Tensor, whole: Tensor
+) -> Tensor:
+    """(n, d): the sums of these clients, out of (N, d), times decay (n,), plus updates (n, d) times weight (n,), all over whole (n,).
+
+    The sums before the division go into `later` (N, d). An update that is not usable counts as zeros,
+    whatever it holds, and its client's mean is 0.
+    """
+    n, d = updates.shape
+    means = torch.empty_like(updates)
+    factors = torch.stack((decay, weight, whole)).to(updates.dtype)
+    _running_means[(n, triton.cdiv(d, 2048))](
+        updates, usable.view(torch.uint8), sums, later, ids, factors, means, n, d, updates.stride(0), 2048
+    )
+    return means
+
+
+@triton.jit
+def _running_means(updates, usable, sums, later, ids, factors, means, n, d, row_stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there, counts = column < d, tl.load(usable + row) != 0
+    decay, weight, whole = tl.load(factors + row), tl.load(factors + n + row), tl.load(factors + 2 * n + row)
+    client = tl.load(ids + row) * d + column
+    update = tl.load(updates + row * row_stride + column, there & counts, 0.0)
+    value = tl.load(sums + client, there, 0.0) * decay + update * weight
+    tl.store(later + client, value, there)
+    mean = tl.where(counts, value / whole, 0.0)
+    largest: tl.constexpr = 3.4028234663852886e38
+    mean = tl.where(mean == mean, tl.minimum(tl.maximum(mean, -largest), largest), 0.0)
+    tl.store(means + row * d + column, mean, there)
 
 
 def krum_picks(sq_distances: Tensor, tolerate: int, usable: Tensor, leave: int, most: int) -> Tensor:

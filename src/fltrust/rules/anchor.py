@@ -16,6 +16,7 @@ from fltrust.rules.rows import (
     direction_and_norm,
     divisor,
     finite,
+    kernels_for,
     measure,
     median_of,
     room_for,
@@ -136,14 +137,20 @@ class Anchor(Rule):
         longest = median_of(rows.norm, usable) / (1 - self.momentum)
         weight = (1 - self.momentum) * (longest / torch.where(usable, rows.norm, 1)).clamp(max=1)  # (n,): of this round's updates
         rounds = memory.rounds[ids] + usable
-        # Few copies of the (n, d) rows, since on a CPU each costs more than what is done to it. A row that is not usable changes nothing.
-        heard = usable_only(updates, usable)
+        # Few copies of the (n, d) rows, since each costs more than what is done to it. A row that is not usable changes nothing.
         decay, weight = torch.where(usable, torch.full_like(weight, self.momentum), 1), torch.where(usable, weight, 0)
-        sums = torch.index_select(memory.sums, 0, ids, out=room_for(len(ids), updates))
-        sums.mul_(decay.to(updates.dtype)[:, None]).addcmul_(heard, weight.to(updates.dtype)[:, None])
         whole = 1 - self.momentum ** rounds.clamp(min=1).to(updates.dtype)  # (n,): the sum of the weights so far
-        means = finite(copied(sums).div_(whole[:, None]), updates).masked_fill_(~usable[:, None], 0)
-        return means, Voices(copied(memory.sums).index_copy_(0, ids, sums), memory.rounds.index_copy(0, ids, rounds))
+        everybody = len(ids) == len(memory.sums)
+        later = room_for(len(ids), updates) if everybody else copied(memory.sums)
+        if updates.is_cuda and (kernels := kernels_for(updates)):
+            means = torch.as_tensor(kernels.running_means(updates, usable, memory.sums, later, ids, decay, weight, whole))
+        else:
+            heard = usable_only(updates, usable)
+            sums = torch.index_select(memory.sums, 0, ids, out=room_for(len(ids), updates))
+            sums.mul_(decay.to(updates.dtype)[:, None]).addcmul_(heard, weight.to(updates.dtype)[:, None])
+            later.index_copy_(0, ids, sums)
+            means = finite(sums.div_(whole[:, None]), updates).masked_fill_(~usable[:, None], 0)
+        return means, Voices(later, memory.rounds.index_copy(0, ids, rounds))
 
     def aggregate(self, received: Received) -> Aggregate:
         updates, root_update = received.updates, received.root_update

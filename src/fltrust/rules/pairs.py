@@ -8,6 +8,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.rules.rows import Rows, check, column_blocks, gpu_kernels, kernels_for, scaled
 
+_IN_CACHE = 1 << 20  # values of rows that are held in float64 at a time
 _FEW = 400  # rows; fewer are compared in float64 at once, which takes no longer
 
 
@@ -21,6 +22,17 @@ def gram(updates: Tensor) -> Tensor:
             block = updates[:, columns].double()
             products.addmm_(block, block.T)
     return products.tril() + products.tril(-1).T  # only what is below the diagonal counts beside it
+
+
+def inner_products_with(rows: Tensor, others: Tensor) -> Tensor:
+    """(B, r, k), in float64: the inner products of rows (B, r, d) with others (B, k, d)."""
+    if rows.is_cuda and (kernels := kernels_for(rows.flatten(0, 1))) and kernels_for(others.flatten(0, 1)):
+        return torch.as_tensor(kernels.inner_products(rows, others))
+    products = rows.new_zeros(len(rows), rows.shape[1], others.shape[1], dtype=torch.float64)
+    width = max(1, _IN_CACHE // max(1, products[..., 0].numel()))
+    for start in range(0, rows.shape[2], width):
+        products += rows[..., start : start + width].double() @ others[..., start : start + width].double().mT
+    return products
 
 
 def inner_products(updates: Tensor, rows: Rows) -> Tensor:

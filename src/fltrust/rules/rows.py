@@ -55,7 +55,7 @@ def gpu_kernels() -> ModuleType | None:
 
 def kernels_for(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
-    plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous()
+    plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous() and len(updates) > 0
     if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # 50 MB of tiles for each thread that sorts
         return _cpu_kernels()
     if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
@@ -65,7 +65,7 @@ def kernels_for(updates: Tensor) -> ModuleType | None:
 
 def column_blocks(updates: Tensor) -> Iterator[slice]:
     n, d = updates.shape
-    width = max(1, _BLOCK // n)
+    width = max(1, _BLOCK // max(1, n))
     return (slice(start, min(start + width, d)) for start in range(0, d, width))
 
 

@@ -42,7 +42,7 @@ class Basis(NamedTuple):
 
 
 def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals: Tensor, possible: Sequence[bool]) -> Basis:
-    """`result` (d,) is what the rule returns without attack. `rivals` (R, m, d) is what those other attacks send that are possible."""
+    """`result` (d,) is what the rule returns without attack. `rivals` (R, d) are the mean rows of those other attacks that are possible."""
     updates, honest, m = scene.updates, scene.honest, scene.m
     n, d = updates.shape
     zero = updates.new_zeros(d)
@@ -53,7 +53,7 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
     remembered = scene.memory if isinstance(scene.memory, Tensor) and scene.memory.shape == (d,) else zero
     wanted = aim.target if aim.is_loss else result.sign()
     pushes = (wanted, mean.sign(), mean, result, deviation * mean.sign(), deviation, last_update)
-    there = iter(finite(rivals.mean(1)))
+    there = iter(finite(rivals))
     means = [next(there) if sends else zero for sends in possible]
     own_length = torch.stack((zero if scene.root_update is None else scene.root_update, remembered, *pushes, *means))
     lengths = torch.nan_to_num(measure(own_length).norm / scale, posinf=0.0)
@@ -76,10 +76,15 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
 
 
 def along_of(rows: Tensor, target: Tensor) -> Tensor:
-    """The inner products (k,) of rows (k, d) with a vector (d,), in float64."""
+    """The inner products (k,) of rows (k, d) with a vector (d,), in float64; 0 for rows that a rule would not listen to."""
+    return usable_and_along(rows, target)[1]
+
+
+def usable_and_along(rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows (k,) a rule would listen to, and `along_of`: one read for both."""
     direction, norm = direction_and_norm(target)
     measured = measure(rows, direction)
-    return measured.cosine * measured.norm * norm
+    return measured.usable, measured.cosine * measured.norm * norm
 
 
 def candidates_in(basis: Basis, n: int, m: int) -> Tensor:

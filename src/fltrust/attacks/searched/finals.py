@@ -6,20 +6,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fltrust.attacks.rows import usable
-from fltrust.attacks.searched.basis import PUSHES, Basis, along_of
+from fltrust.attacks.searched.basis import PUSHES, Basis, along_of, usable_and_along
 from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.attacks.searched.view import as_seen, without_fallback
 from fltrust.rules.fallback import Fallback
-from fltrust.rules.pairs import gram
+from fltrust.rules.pairs import gram, inner_products_with
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 _RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
 _PARTS = 1.0, 0.5, 0.25, 0.1  # how far finalists go from honest updates, for a rule that refuses what harms too much
-_WIDTH = 2048  # columns that are multiplied together: a GPU needs many small products, not one long one
-_AT_ONCE = 1 << 20, 1 << 26  # values of rows that are held in float64 at a time: what fits into a CPU's cache; few launches on a GPU
 
 
 def most_damaging(scene: Scene, aim: Aim, basis: Basis, rivals: Tensor, own: Tensor, ahead: int) -> Tensor:
@@ -82,16 +79,17 @@ def _closed(scene: Scene, aim: Aim, basis: Basis, sent: Tensor, ahead: int) -> T
         basis = _with_sums(scene, aim, basis)
         needed = slice(m, len(basis.rows))
     k, flat = len(basis.rows), sent.flatten(0, 1)  # (F m, d)
-    across, within = _products(flat, basis.rows[needed], count)
-    unit = torch.where(usable(flat), basis.scale, torch.inf)  # broken rows count as zeros
+    across, within = inner_products_with(flat[None], basis.rows[None, needed])[0], inner_products_with(sent, sent)
+    heard, along = usable_and_along(flat, aim.target)
+    unit = torch.where(heard, basis.scale, torch.inf)  # broken rows count as zeros
     across = torch.nn.functional.pad((across / unit[:, None] / basis.scale).nan_to_num(0), (m, k - needed.stop))  # (F m, k)
     unit = unit.view(count, m)
     within = (within / unit[:, :, None] / unit[:, None]).nan_to_num(0)
     apart = torch.eye(count, dtype=torch.float64, device=sent.device)[:, None, :, None] * within[:, :, None]  # other candidates never meet
     products = torch.cat((torch.cat((basis.products, across.T), 1), torch.cat((across, apart.reshape(len(flat), -1)), 1)))
     eye = torch.eye(len(products), dtype=torch.float64, device=sent.device)
-    centre, along = torch.nn.functional.pad(basis.centre, (0, len(flat))), torch.cat((basis.along, along_of(flat, aim.target)))
-    longer = basis._replace(products=products, eye=eye, centre=centre, along=along)
+    centre = torch.nn.functional.pad(basis.centre, (0, len(flat)))
+    longer = basis._replace(products=products, eye=eye, centre=centre, along=torch.cat((basis.along, along)))
     return Closed(scene, aim, longer, ahead)(eye[k:].view(count, m, -1)).nan_to_num(-torch.inf, torch.inf)
 
 
@@ -102,23 +100,3 @@ def _with_sums(scene: Scene, aim: Aim, basis: Basis) -> Basis:
     products = torch.nan_to_num(gram(rows) / basis.scale / basis.scale)
     centre, along = basis.centre.new_zeros(len(rows)), along_of(rows, aim.target)
     return basis._replace(rows=rows, products=products, root=n, centre=centre, along=along, sums=n + 1)
-
-
-def _products(rows: Tensor, others: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Inner products of rows (F m, d) with others (F m, k), and within each of the `count` candidates (F, m, m), in float64."""
-    m, d = len(rows) // count, rows.shape[1]
-    across = rows.new_zeros(len(rows), len(others), dtype=torch.float64)
-    within = rows.new_zeros(count, m, m, dtype=torch.float64)
-    step = max(1, _AT_ONCE[rows.device.type == "cuda"] // (len(rows) * _WIDTH)) * _WIDTH
-    for start in range(0, d, step):
-        some, against = (_in_blocks(part[:, start : start + step]) for part in (rows, others))  # (blocks, .., _WIDTH)
-        across += (some @ against.mT).sum(0)
-        some = some.view(-1, count, m, _WIDTH)
-        within += (some @ some.mT).sum(0)
-    return across, within
-
-
-def _in_blocks(rows: Tensor) -> Tensor:
-    """Rows (n, w) as (w / _WIDTH, n, _WIDTH), in float64, filled up with zeros."""
-    full = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _WIDTH))
-    return full.view(len(rows), -1, _WIDTH).transpose(0, 1).to(torch.float64, memory_format=torch.contiguous_format)

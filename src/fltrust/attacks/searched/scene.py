@@ -80,7 +80,7 @@ def scene_of(known: Knowledge, knowledge: Level, guess_root: bool, draws: int) -
     if server is None:
         raise InputError("this attack searches on the server's rule and was not shown it")
     if knowledge == "full":
-        updates, memory = finite(known.updates), server.memory
+        updates, memory = known.seen_updates.rows, server.memory
         scene = Scene(known, server.rule, memory, updates, known.root_update, server.sizes, server.root_loss, server.root_update_from, ())
     else:
         scene = _supposed(replace(known, others=None, root_update=None, server=Server(server.rule)), server.rule, guess_root)

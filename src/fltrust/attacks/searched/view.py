@@ -32,7 +32,7 @@ def without_fallback(scene: Scene) -> Scene:
 
 
 def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
-    """The scene as the rule sees it after its memory; what it sees of malicious rows (.., m, d); and what to send for it to see rows.
+    """The scene as the rule sees it after its memory; the mean (F, d) of what it sees of malicious rows (F, m, d); what to send for rows.
 
     Clients choose their running means nearly freely, whatever they sent before: one update can outweigh all before it. So there the rule
     without memory is nearly the same problem; where the rule cuts an update, what it sees is not what was wanted. Not so over several
@@ -42,28 +42,33 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
     scene = without_fallback(scene)
     rule, ids = scene.rule, scene.known.client_ids
     if as_seen(rule, ahead) is rule or ids is None:
-        return scene, _unchanged, _unchanged
+        return scene, _mean, _unchanged
     assert isinstance(rule, Anchor)
     means, _ = rule.means(scene.received(scene.updates, 0, None), scene.memory)
     own, beta, usual = ids[: scene.m], rule.momentum, measure(scene.updates)
     before: Tensor = scene.memory.sums[own]  # (m, d)
     whole = 1 - beta ** (scene.memory.rounds[own] + 1).to(before.dtype)[:, None]  # (m, 1)
 
-    def seen(rows: Tensor) -> Tensor:
-        """As `Anchor.means`, for the malicious rows of one attack or of several."""
-        mine = measure(rows.flatten(0, -2))
+    def mean_seen(rows: Tensor) -> Tensor:
+        """The mean of `Anchor.means`, for the malicious rows of several attacks."""
+        mine = measure(rows.flatten(0, 1))
         norm, heard = mine.norm.view(-1, scene.m), mine.usable.view(-1, scene.m)  # (F, m)
         norms, usables = (torch.cat((a, b[scene.m :].expand(len(a), -1)), 1) for a, b in ((norm, usual.norm), (heard, usual.usable)))
         longest = medians_of(norms, usables) / (1 - beta)  # (F, 1)
         weight = (1 - beta) * (longest / torch.where(heard, norm, 1)).clamp(max=1)
-        mixed = torch.addcmul(beta * before, rows, weight.to(rows.dtype).view(rows.shape[:-1])[..., None])
-        return torch.where(heard.view(rows.shape[:-1])[..., None], bounded(mixed / whole), 0)
+        share = torch.where(heard, 1 / (whole[:, 0] * scene.m), 0)  # (F, m): of a client's sum in the mean
+        sums = beta * (share.to(before.dtype) @ before) + torch.einsum("fm,fmd->fd", (share * weight).to(rows.dtype), rows)
+        return bounded(sums)
 
     def sent(rows: Tensor) -> Tensor:
         counts = usable(rows.flatten(0, -2)).view(rows.shape[:-1])[..., None]  # a row of zeros must stay one: rounding would turn it
         return torch.where(counts, torch.sub(rows * whole, before, alpha=beta) / (1 - beta), 0)
 
-    return replace(scene, rule=as_seen(rule, ahead), memory=(), updates=means), seen, sent
+    return replace(scene, rule=as_seen(rule, ahead), memory=(), updates=means), mean_seen, sent
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.mean(1)
 
 
 def _unchanged(rows: Tensor) -> Tensor:
