@@ -25,7 +25,7 @@ from fltrust.paper import EXHIBITS, Cell, Figures
 from fltrust.paper.exhibit import declared
 from fltrust.paper.plan import plan
 from fltrust.report import build, reading, tables
-from fltrust.report.agreement import Number, _judged, judge, tally
+from fltrust.report.agreement import Number, _judged, judge, of_the_paper, tally
 from fltrust.report.folder import write
 from fltrust.report.looks import look_of
 from fltrust.report.page import reproduction_page
@@ -35,6 +35,7 @@ from fltrust.report.sections import pairs_of
 from fltrust.store import results
 from fltrust.store.results import Result, Results
 
+OUR_OWN = "choices", "cifar-10-rates", "cifar-10-study"  # exhibits with questions that the paper leaves open
 PROGRAM = [sys.executable, "-c", "from fltrust.cli import main; main()"]
 
 
@@ -267,6 +268,7 @@ def test_a_report_is_a_page_figures_and_tables(tmp_path: Path) -> None:
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["methods", "Table", "III", "210", "3", "2", "of", "2", "1", "of", "1"] in rows
     assert "seen/index.html" in done.stdout
+    assert "3 of 710 experiments of the paper whose data can be had ran" in done.stdout
     files = {str(path.relative_to(tmp_path / "seen")) for path in (tmp_path / "seen").rglob("*") if path.is_file()} - {"report.json"}
     pictures = {"convergence", "root-size", "clients", "malicious", "adaptive", "trust-mnist-0.5"}
     assert files == {
@@ -337,6 +339,21 @@ def test_the_first_screen_counts_a_run_once_and_says_what_the_exact_attack_does(
     page = reproduction_page({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()}, Found(found))
     assert "multiplies FLTrust's error by 4.0 on MNIST-0.5, with 10 % malicious clients." in page
     assert "<b>1 of 1</b> <span>agree</span>" in page  # FLTrust without attack stands in three tables
+    there = {
+        cell.run.key
+        for name, exhibit in EXHIBITS.items()
+        if name not in OUR_OWN
+        for cell in exhibit.cells
+        if cell.run.dataset != "ch-mnist"
+    }
+    assert f"<b>3 of {len(there)}</b> <span>experiments</span>" in page
+
+
+def test_every_experiment_of_the_paper_whose_data_can_be_had_has_run() -> None:
+    found = reading.results_in(Path(__file__).parents[1] / "results").results
+    ran, there = of_the_paper({exhibit: judge(exhibit, found) for exhibit in EXHIBITS.values()})
+    assert ran == there == 710
+    assert of_the_paper({EXHIBITS[name]: judge(EXHIBITS[name], found) for name in OUR_OWN}) == (0, 0)
 
 
 def test_the_table_of_curves_has_training_errors() -> None:

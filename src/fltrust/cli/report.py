@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fltrust.registry import load_plugin
 from fltrust.report import Report, build
-from fltrust.report.agreement import tally
+from fltrust.report.agreement import of_the_paper, tally
 from fltrust.report.words import plural
 
 
@@ -21,6 +21,8 @@ def report(sources: list[Path], out: Path, plugins: Sequence[Path], threshold: f
         screen.print(f"{plural(left, 'run')} in no table (unfinished, damaged or left out): the page lists them last", style="yellow")
     if made.judged:
         screen.print(_summary(made))
+        ran, there = of_the_paper(made.judged)
+        screen.print(f"{ran:,} of {there:,} experiments of the paper whose data can be had ran")
         screen.print(
             "agree: of the cells that ran and have a number in the paper; by spread: only within twice their seeds' spread", style="dim"
         )

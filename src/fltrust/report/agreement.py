@@ -1,7 +1,7 @@
 """How near our numbers are to the paper's: mean and spread over the seeds, the difference, and whether that is agreement."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -109,6 +109,13 @@ def tally(judged: Iterable[Judged]) -> Tally:
         success_compared=sum(verdict in ("agrees", "differs") for verdict in successes),
         success_agree=successes.count("agrees"),
     )
+
+
+def of_the_paper(judged: Mapping[Exhibit, Iterable[Judged]]) -> tuple[int, int]:
+    """How many experiments of the paper's own tables and figures have run, of how many whose data can be had; each counts once."""
+    cells = (one for exhibit, cells in judged.items() if exhibit.of_paper for one in cells if one.cell.run.dataset not in NO_DATA)
+    ran = {one.cell.run.key: bool(one.results) for one in cells}
+    return sum(ran.values()), len(ran)
 
 
 def plain_error(cell: Cell, results: Results) -> float | None:
