@@ -1,5 +1,9 @@
 """The open choices: each does what its name says."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -84,3 +88,22 @@ def test_a_cluster_can_give_a_process_fewer_cores(monkeypatch: pytest.MonkeyPatc
     assert threads.cores.__wrapped__() == everyone
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert threads.cores.__wrapped__() == everyone
+
+
+LATER = """
+import threading, torch
+from fltrust.threads import each
+
+before = torch.get_num_threads()
+assert each(lambda part: torch.get_num_threads(), range(9)) == [1] * 9
+later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+seen = []
+later.start()
+later.join()
+assert seen == [before] == [torch.get_num_threads()], seen
+"""
+
+
+def test_threads_of_the_program_around_it_keep_their_cores() -> None:
+    """torch takes one thread's wish for that of all threads that begin later."""
+    subprocess.run([sys.executable, "-c", LATER], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Barrier
 from typing import TypeVar
 
 import torch
@@ -25,7 +26,16 @@ def cores() -> int:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), initializer=lambda: torch.set_num_threads(1))
+    before, all_there = torch.get_num_threads(), Barrier(cores())
+    pool = ThreadPoolExecutor(cores(), initializer=_have_one_core)
+    list(pool.map(lambda _: all_there.wait(), range(cores())))
+    torch.set_num_threads(before)  # what a thread asks for counts for all that look after it, and the user's threads should keep theirs
+    return pool
+
+
+def _have_one_core() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread looks once, at its first call of torch
 
 
 def _without_the_parents_threads() -> None:
