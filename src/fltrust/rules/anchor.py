@@ -11,11 +11,12 @@ from fltrust.errors import InputError
 from fltrust.registry import RULES
 from fltrust.rules.pairs import cosines_between
 from fltrust.rules.rows import (
-    Rows,
     copied,
     direction_and_norm,
     divisor,
     finite,
+    in_order,
+    in_the_middle,
     kernels_for,
     measure,
     median_of,
@@ -135,7 +136,7 @@ class Anchor(Rule):
         rows = measure(updates)
         usable = rows.usable
         longest = median_of(rows.norm, usable) / (1 - self.momentum)
-        weight = (1 - self.momentum) * (longest / torch.where(usable, rows.norm, 1)).clamp(max=1)  # (n,): of this round's updates
+        weight = (1 - self.momentum) * (longest / rows.norm).clamp(max=1)  # (n,): of this round's updates
         rounds = memory.rounds[ids] + usable
         # Few copies of the (n, d) rows, since each costs more than what is done to it. A row that is not usable changes nothing.
         decay, weight = torch.where(usable, torch.full_like(weight, self.momentum), 1), torch.where(usable, weight, 0)
@@ -157,18 +158,14 @@ class Anchor(Rule):
         assert root_update is not None  # take_step checks this
         rows, (direction, root_norm) = measure(updates), direction_and_norm(root_update)
         present = root_norm > 0  # no root update, no change
-        equal = torch.where(present, rows.usable.double() / divisor(rows.usable.sum()), 0)  # (n,)
+        count = rows.usable.sum(-1, keepdim=True)  # (1,)
+        equal = torch.where(present, rows.usable.double() / divisor(count), 0)  # (n,)
         level = equal
         if self.directions:
             level = winsorised(cosines_between(updates, rows), rows.usable, self.directions)
-        length = median_of(rows.norm, rows.usable).minimum(self.limit * root_norm)
+        ordered = in_order(torch.where(rows.usable, rows.norm, torch.inf))
+        length = torch.where(count > 0, in_the_middle(ordered, count), 0)[0].minimum(self.limit * root_norm)
         clients = weighted_sum(updates, rows, level * length)
-        server = self.voice * root_norm.minimum(_reach(rows)) * direction
+        reach = torch.where(count > 0, upper_quartile(ordered, count), 0)[0]  # how long the server's step may be; 0 if there is no client
+        server = self.voice * root_norm.minimum(reach) * direction
         return Aggregate(finite(clients + server, updates), (equal / (1 + self.voice)).to(updates.dtype))
-
-
-def _reach(rows: Rows) -> Tensor:
-    """How long the server's step may be (): the upper quartile of the clients' lengths; 0 if there is no client."""
-    count = rows.usable.sum(-1, keepdim=True)
-    ordered = torch.where(rows.usable, rows.norm, torch.inf).sort().values
-    return torch.where(count > 0, upper_quartile(ordered, count), 0)[0]

@@ -29,10 +29,7 @@ class Rows(NamedTuple):
     scale: Tensor  # (n,) float64, infinite where not usable
     length: Tensor  # (n,) float64, 0 where not usable
     cosine: Tensor  # (n,) float64, with the direction asked for; 0 where not usable
-
-    @property
-    def norm(self) -> Tensor:
-        return (self.scale * self.length).nan_to_num(0, LARGEST)  # (n,): infinity times 0 is NaN
+    norm: Tensor  # (n,) float64: scale times length, at most the largest number; 0 where not usable
 
 
 @cache
@@ -127,7 +124,8 @@ def measure(updates: Tensor, direction: Tensor | None = None) -> Rows:
             squares += torch.einsum("nd,nd->n", block, block)
     length = squares.sqrt()
     cosine = torch.zeros_like(length) if direction is None else torch.where(usable, along / length, 0).clamp(-1, 1)
-    return Rows(usable, scale, length, cosine)
+    norm = length if kernels else (scale * length).nan_to_num(0, LARGEST)  # infinity times 0 is NaN
+    return Rows(usable, scale, length, cosine, norm)
 
 
 def direction_and_norm(update: Tensor) -> tuple[Tensor, Tensor]:

@@ -172,7 +172,8 @@ def _mixing(rule: PreAggregation, sent: Sent) -> Tensor:
 
     def one(norm: Tensor, usable: Tensor, products: Tensor) -> Tensor:
         scale = torch.where(usable, sent.basis.scale, torch.inf)
-        return rule.mixing(_Supposed(Rows(usable, scale, norm, torch.zeros_like(norm)), products))
+        rows = Rows(usable, scale, norm, torch.zeros_like(norm), norm * sent.basis.scale)
+        return rule.mixing(_Supposed(rows, products))
 
     batch = one if type(rule).mixing is NNM.mixing else torch.func.vmap(one)
     mixing: Tensor = batch(torch.where(sent.usable, sent.length, 0), sent.usable, sent.products)
