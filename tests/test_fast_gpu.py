@@ -249,7 +249,7 @@ def test_running_means(everybody: bool) -> None:
     decay, weight = (torch.rand(n, generator=rng, dtype=torch.float64).to(DEVICE) for _ in range(2))
     decay, weight = torch.where(usable, decay, 1), torch.where(usable, weight, 0)
     whole = torch.rand(n, generator=rng).to(DEVICE)
-    later = sums.clone()
+    later = torch.full_like(sums, torch.nan) if everybody else sums.clone()  # all of it is written if all take part
     means = gpu.running_means(updates, usable, sums, later, ids, decay, weight, whole)
     expected = sums.clone()
     expected[ids] = decay.float()[:, None] * sums[ids] + weight.float()[:, None] * torch.where(usable[:, None], updates, 0)

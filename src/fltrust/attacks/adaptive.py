@@ -233,7 +233,7 @@ def _damage(known: Knowledge) -> _Damage:
     if known.root_update is None:
         raise InputError("an adaptive attack needs the root update and was not shown it")
     e_0, root_norm = direction_and_norm(known.root_update)
-    updates = known.updates
+    updates = known.seen_updates.rows
     rows = measure(updates, e_0)
     trust = rows.cosine.relu()  # (n,)
     malicious = torch.arange(known.n, device=trust.device) < len(known.own)

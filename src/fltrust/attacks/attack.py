@@ -133,7 +133,7 @@ class Knowledge:
             raise InputError(f"this attack needs full knowledge: it was shown {len(self.own)} of {self.n} updates")
         return self.others
 
-    @cached_property
+    @property
     def updates(self) -> Tensor:
         """All updates (n, d) as they are before the attack, the malicious clients' first."""
         return torch.cat((self.own, self.honest))

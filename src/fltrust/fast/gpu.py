@@ -90,21 +90,22 @@ def inner_products(rows: Tensor, others: Tensor) -> Tensor:
 
     Each row is first divided by a power of two near its largest value, which rounds nothing: so no product overflows.
     """
+    count = len(rows)
     left, left_rest, size = _in_blocks(rows)
     right, right_rest, size_of_others = (left, left_rest, size) if others is rows else _in_blocks(others)
-    products = (left @ right.mT).sum(1, dtype=torch.float64)
-    return (products + left_rest @ right_rest.mT) * size[:, :, None] * size_of_others[:, None]
+    products: Tensor = (left @ right.mT).unflatten(0, (count, -1)).sum(1, dtype=torch.float64)
+    products += left_rest @ right_rest.mT
+    return products * size[:, :, None] * size_of_others[:, None]
 
 
 def _in_blocks(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows divided by their powers of two, as (B, blocks, r, WIDTH), and what is left of them in float64; the powers (B, r)."""
+    """Rows divided by their powers of two, as (B blocks, r, WIDTH), and what is left of them in float64; the powers (B, r)."""
     power = torch.frexp(torch.linalg.vector_norm(rows, torch.inf, dim=2))[1].clamp(-126, 126)
     one = torch.ones_like(power, dtype=torch.float64)
     unit = torch.ldexp(one, -power).float()[:, :, None]
     whole = rows.shape[2] // WIDTH * WIDTH
-    blocks = rows[..., :whole].unflatten(2, (-1, WIDTH)).transpose(1, 2)
-    scaled = torch.mul(blocks, unit[:, None], out=rows.new_empty(blocks.shape))  # one after the other in memory, as products want them
-    return scaled, (rows[..., whole:] * unit).double(), torch.ldexp(one, power)
+    blocks = (rows[..., :whole] * unit).unflatten(2, (whole // WIDTH, WIDTH)).transpose(1, 2)
+    return blocks.flatten(0, 1), (rows[..., whole:] * unit).double(), torch.ldexp(one, power)
 
 
 def running_means(
@@ -119,7 +120,7 @@ def running_means(
     means = torch.empty_like(updates)
     factors = torch.stack((decay, weight, whole)).to(updates.dtype)
     _running_means[(n, triton.cdiv(d, 2048))](
-        updates, usable.view(torch.uint8), sums, later, ids, factors, means, n, d, updates.stride(0), 2048
+        updates, usable.view(torch.uint8), sums.contiguous(), later, ids.contiguous(), factors, means, n, d, updates.stride(0), 2048
     )
     return means
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from fltrust.errors import InputError
 from fltrust.rules.rows import Rows, check, column_blocks, gpu_kernels, kernels_for, scaled
 
-_IN_CACHE = 1 << 20  # values of rows that are held in float64 at a time
+_AT_ONCE = 1 << 20, 1 << 27  # values of rows that are copied at a time: what fits into a CPU's cache; few launches on a GPU
 _FEW = 400  # rows; fewer are compared in float64 at once, which takes no longer
 
 
@@ -26,12 +26,13 @@ def gram(updates: Tensor) -> Tensor:
 
 def inner_products_with(rows: Tensor, others: Tensor) -> Tensor:
     """(B, r, k), in float64: the inner products of rows (B, r, d) with others (B, k, d)."""
-    if rows.is_cuda and (kernels := kernels_for(rows.flatten(0, 1))) and kernels_for(others.flatten(0, 1)):
-        return torch.as_tensor(kernels.inner_products(rows, others))
-    products = rows.new_zeros(len(rows), rows.shape[1], others.shape[1], dtype=torch.float64)
-    width = max(1, _IN_CACHE // max(1, products[..., 0].numel()))
-    for start in range(0, rows.shape[2], width):
-        products += rows[..., start : start + width].double() @ others[..., start : start + width].double().mT
+    count, r, d = rows.shape
+    kernels = kernels_for(rows.flatten(0, 1)) if rows.is_cuda and others.dtype == rows.dtype else None
+    products = rows.new_zeros(count, r, others.shape[1], dtype=torch.float64)
+    width = max(1, _AT_ONCE[rows.is_cuda] // max(1, count * r))
+    for start in range(0, d, width):
+        some, against = rows[..., start : start + width], others[..., start : start + width]
+        products += kernels.inner_products(some, against) if kernels else some.double() @ against.double().mT
     return products
 
 

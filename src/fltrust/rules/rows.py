@@ -52,7 +52,7 @@ def gpu_kernels() -> ModuleType | None:
 
 def kernels_for(updates: Tensor) -> ModuleType | None:
     """The fast kernels for these updates, or None for plain torch: the one place that chooses."""
-    plain_rows = type(updates) is Tensor and updates.dtype == torch.float32 and updates.is_contiguous() and len(updates) > 0
+    plain_rows = _is_plain(updates) and updates.dtype == torch.float32 and updates.is_contiguous() and len(updates) > 0
     if plain_rows and updates.device.type == "cpu" and len(updates) < 1 << 15:  # 50 MB of tiles for each thread that sorts
         return _cpu_kernels()
     if plain_rows and updates.device.type == "cuda" and len(updates) <= 8192:  # as many as the selection of ranks takes
@@ -82,8 +82,12 @@ def counts(size: Tensor) -> Tensor:
 
 
 def _on_cpu(updates: Tensor) -> bool:
-    """Whether these are values in memory, and not a stand-in for them."""
-    return updates.device.type == "cpu" and type(updates) is Tensor
+    return updates.device.type == "cpu" and _is_plain(updates)
+
+
+def _is_plain(updates: Tensor) -> bool:
+    """Whether these are values in memory, and not a stand-in for them, as in `torch.vmap` and `torch.func.grad`."""
+    return type(updates) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(updates)
 
 
 def room_for(count: int, updates: Tensor) -> Tensor:

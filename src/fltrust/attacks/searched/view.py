@@ -56,6 +56,7 @@ def viewed(scene: Scene, ahead: int) -> tuple[Scene, Change, Change]:
         norms, usables = (torch.cat((a, b[scene.m :].expand(len(a), -1)), 1) for a, b in ((norm, usual.norm), (heard, usual.usable)))
         longest = medians_of(norms, usables) / (1 - beta)  # (F, 1)
         weight = (1 - beta) * (longest / torch.where(heard, norm, 1)).clamp(max=1)
+        rows = torch.where(heard[..., None], rows, 0)  # 0 times NaN is not 0
         share = torch.where(heard, 1 / (whole[:, 0] * scene.m), 0)  # (F, m): of a client's sum in the mean
         sums = beta * (share.to(before.dtype) @ before) + torch.einsum("fm,fmd->fd", (share * weight).to(rows.dtype), rows)
         return bounded(sums)
