@@ -19,6 +19,7 @@ from fltrust.rules import (
     FLTrustWithServer,
     Krum,
     Median,
+    Received,
     Rule,
     TrimmedMean,
     cosines,
@@ -331,3 +332,20 @@ def test_every_mistake_has_its_message() -> None:
             rule(updates, root_update.double())
         with refused(r"sizes must hold one number for each of the 100 clients, not be of shape \(99,\)"):
             rule(updates, root_update, sizes[1:])
+
+
+@pytest.mark.parametrize("rule", [FedAvg(), FLTrust(), Median(), TrimmedMean(2)], ids=repr)
+def test_torch_func_sees_through(rule: Rule) -> None:
+    """In float32 too, where whole rows go through kernels of ours: these cannot take what stands for values."""
+    several, root_update = torch.randn(3, 9, 20, generator=torch.Generator().manual_seed(0)), torch.ones(20)
+
+    def updated(updates: Tensor) -> Tensor:
+        return rule.step(Received(updates, root_update.to(updates.dtype)), ())[0].update
+
+    torch.testing.assert_close(torch.vmap(updated)(several), torch.stack([updated(each) for each in several]))
+    exact = several[0].double().requires_grad_()
+    updated(exact).square().sum().backward()
+    assert exact.grad is not None
+    slope = torch.func.grad(lambda updates: updated(updates).square().sum())(several[0])
+    torch.testing.assert_close(slope.double(), exact.grad, rtol=1e-4, atol=1e-6)
+    assert slope.any()
