@@ -31,7 +31,8 @@ def inner_products_with(rows: Tensor, others: Tensor) -> Tensor:
     products = rows.new_zeros(count, r, others.shape[1], dtype=torch.float64)
     width = max(1, _AT_ONCE[rows.is_cuda] // max(1, count * r))
     for start in range(0, d, width):
-        some, against = rows[..., start : start + width], others[..., start : start + width]
+        some = rows[..., start : start + width]
+        against = some if others is rows else others[..., start : start + width]
         products += kernels.inner_products(some, against) if kernels else some.double() @ against.double().mT
     return products
 
