@@ -194,7 +194,10 @@ def rules() -> None:
         exact = updates.double() @ updates.double().T
         length = exact.diagonal().sqrt()
         wrong = (gram(updates) - exact).abs() / length[:, None] / length
-        row(f"gram, {n} clients", f"largest error {wrong.max():.1e} of the rows' lengths; of their squares {wrong.diagonal().max():.1e}")
+        row(
+            f"gram, {n} clients",
+            f"largest error {wrong.max():.1e} of the product of two lengths; on the diagonal {wrong.diagonal().max():.1e}",
+        )
         timed(f"gram, {n} clients", lambda updates=updates: gram(updates))
         timed(f"torch's product in float32, {n} clients", lambda updates=updates: updates @ updates.t())
         timed(f"one read of the matrix (sum), {n} clients", lambda updates=updates: updates.sum())

@@ -105,5 +105,5 @@ assert seen == [before] == [torch.get_num_threads()], seen
 
 
 def test_threads_of_the_program_around_it_keep_their_cores() -> None:
-    """torch takes one thread's wish for that of all threads that begin later."""
+    """torch gives one thread's setting to all threads that begin later."""
     subprocess.run([sys.executable, "-c", LATER], check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})

@@ -29,13 +29,13 @@ def _pool() -> ThreadPoolExecutor:
     before, all_there = torch.get_num_threads(), Barrier(cores())
     pool = ThreadPoolExecutor(cores(), initializer=_have_one_core)
     list(pool.map(lambda _: all_there.wait(), range(cores())))
-    torch.set_num_threads(before)  # what a thread asks for counts for all that look after it, and the user's threads should keep theirs
+    torch.set_num_threads(before)  # torch gives one thread's setting to all threads that begin later, the user's too
     return pool
 
 
 def _have_one_core() -> None:
     torch.set_num_threads(1)
-    torch.get_num_threads()  # a thread looks once, at its first call of torch
+    torch.get_num_threads()  # torch reads the setting once in each thread: now, before it changes back
 
 
 def _without_the_parents_threads() -> None:
