@@ -7,6 +7,7 @@ import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fltrust.attacks.searched import aims_on
 from fltrust.errors import InputError
 from fltrust.experiment import Experiment, from_declaration
 from fltrust.league import COLUMNS, ROWS, Row
-from fltrust.league.worst_case import _FIRST_RULES, ABLATIONS, DATA, SHARES, Cell, Question, asked, plan
+from fltrust.league.worst_case import _FIRST_RULES, ABLATIONS, DATA, OPENERS, SHARES, Cell, Question, asked, plan
 from fltrust.paper import EXHIBITS
 from fltrust.paper.exhibit import declared
 from fltrust.registry import ATTACKS, RULES
@@ -30,7 +31,7 @@ from fltrust.report.markup import text_of
 from fltrust.report.page import reproduction_page
 from fltrust.report.reading import Found
 from fltrust.report.repeat import worst_case_command
-from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, known_to_break, needless, worst_cases
+from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, needless, openers, worst_cases
 from fltrust.report.worst_case_page import worst_case_section
 from fltrust.report.worst_case_text import FORMATS
 from fltrust.rules import Fallback, FLTrust, Krum
@@ -329,6 +330,10 @@ def test_a_rule_is_broken_where_an_attack_adds_0_4_to_its_own_error() -> None:
     assert f" 1 of {table.possible}<" in section
 
 
+def labels(runs: Iterable[Experiment]) -> list[str]:
+    return [attack_label(run.attack) for run in runs]
+
+
 def fedavg_only(*shares: int) -> Question:
     return dataclasses.replace(SMALL, rows=(Row("fedavg"),), shares=shares)
 
@@ -337,12 +342,28 @@ def test_an_attack_that_breaks_a_rule_is_run_before_a_search_there_and_at_larger
     found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5), attacked("fedavg", "ipm:100", 0.2, malicious=3)])
     for shares in ((40,), (0, 10, 20, 40)):  # also where the smaller share is not asked about
         question = fedavg_only(*shares)
-        breaking = known_to_break([question], found)
-        assert {cell.share: attack_label(run.attack) for cell, run in breaking.items()} == {20: "Trim", 40: "Trim", 60: "Trim"}
+        before = openers([question], found)
+        assert {cell.share: labels(runs) for cell, runs in before.items() if cell.share >= 20} == {20: ["Trim"], 40: ["Trim"], 60: ["Trim"]}
         (cell,) = (cell for cell in question.cells if cell.share == 40)
-        assert breaking[cell] == declared("har", "fedavg", "trim", malicious=12)
-        runs = [run for run in plan([question], seeds=1, breaking=breaking) if run.malicious == 12]
+        assert before[cell] == (declared("har", "fedavg", "trim", malicious=12),)
+        runs = [run for run in plan([question], seeds=1, before=before) if run.malicious == 12]
         assert [attack_label(run.attack) for run in runs] == ["Trim", "Searched: mean", "Searched: sign"]
+
+
+def test_where_no_attack_is_known_to_break_a_rule_those_that_break_most_come_before_the_search() -> None:
+    six = ["PoisonedFL", "Trim", "MPAF", "Exact adaptive", "Krum attack", "Sign flipping"]
+    searches = ["Searched: mean", "Searched: sign"]
+    found = Results([clean("fedavg", 0.05), clean("krum", 0.1), *(made_up(run, error=0.2) for run in mean_and_sign("krum", 20))])
+    (question,) = asked(["har"], ["fedavg", "krum"], [20])
+    before = openers([question], found)
+    assert {cell.row.name: labels(runs) for cell, runs in before.items() if cell.share == 20} == {"fedavg": six}  # Krum was searched
+    assert before[cell_of(question, "fedavg", 20)] == tuple(declared("har", "fedavg", name) for name in OPENERS)  # the league's runs
+    runs = plan([question], seeds=1, before=before)
+    assert labels(run for run in runs if RULES.name_of(run.rule) == "fedavg") == [*six, *searches]
+    spared = needless([question], before, found, lambda run: found.of(run) is not None)
+    assert not any(map(spared, runs))
+    found.add(attacked("fedavg", "poisonedfl", 0.9))
+    assert {RULES.name_of(run.rule) for run in runs if not spared(run)} == {"krum"}
 
 
 def test_an_attack_of_a_plug_in_that_is_not_loaded_breaks_a_rule_and_is_not_run() -> None:
@@ -353,15 +374,15 @@ def test_an_attack_of_a_plug_in_that_is_not_loaded_breaks_a_rule_and_is_not_run(
     worst = place(table, "fedavg", 20)
     assert worst.worst
     assert (worst.worst.label, worst.broken) == ("gone", True)
-    assert {attack_label(run.attack) for run in known_to_break([SMALL], found).values()} == {"Trim"}
+    assert labels(openers([SMALL], found)[cell_of(SMALL, "fedavg", 20)]) == ["Trim"]
 
 
 def test_what_was_found_meanwhile_makes_runs_of_the_same_seed_needless() -> None:
     found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5)])
     question = fedavg_only(0, 20, 40)
-    breaking = known_to_break([question], found)
-    spared = needless([question], breaking, found, lambda run: found.of(run) is not None)
-    runs = plan([question], seeds=2, breaking=breaking)
+    before = openers([question], found)
+    spared = needless([question], before, found, lambda run: found.of(run) is not None)
+    runs = plan([question], seeds=2, before=before)
 
     def left(share: int, seed: int) -> list[str]:
         those = [run for run in runs if (run.malicious, run.seed) == (3 * share // 10, seed) and not run.attack.idle]
@@ -460,34 +481,34 @@ def test_what_is_missing_is_run_and_the_table_is_printed(program: Program, har: 
     short = ["--dataset", "har", "--share", "0", "--share", "60", *rules, "--rounds", "2", "--device", "cpu", "--data-dir", str(har)]
     code, out, err = program(*short)
     assert (code, err) == (0, "")
-    assert "4 runs, 0 done, 4 to do" in out
+    assert "10 runs, 0 done, 10 to do" in out  # two without attack, six attacks before the two searches
     assert re.search(r"worst-case: HAR, median, 18 of 30 malicious, Searched: sign, seed 0: [01]\.\d{3}  \d+\.\d s", out)
     assert re.search(r"rule +no attack +60 %", out)
     assert re.search(r"Trim-mean +[01]\.\d{3} +cannot run", out)
     assert "Cannot run: Trim-mean: a trimmed mean cannot trim 18 from each side of 30" in out
     code, out, _ = program(*short, "--share", "20", "--dry-run")
     assert code == 0
-    assert "8 runs, 4 done, 4 to do" in out
+    assert "20 runs, 4 done, 16 to do" in out  # what was searched needs no other attack
     code, out, _ = program(*short, "--format", "csv")
     assert code == 0
     assert [line["searched"] for line in csv.DictReader(io.StringIO(out))] == ["1", "1", "1", "0"]
 
 
-def test_a_search_is_left_out_once_the_rule_is_broken(program: Program, har: Path) -> None:
-    """After two rounds nearly everything is wrong, which is 0.4 above a made-up error without attack: one aim is enough."""
+def test_what_is_left_is_not_run_once_the_rule_is_broken(program: Program, har: Path) -> None:
+    """After two rounds nearly everything is wrong, which is 0.4 above a made-up error without attack: one attack is enough."""
     short = ["--dataset", "har", "--rule", "median", "--share", "60", "--rounds", "2", "--device", "cpu", "--data-dir", str(har)]
     (question,) = asked(["har"], ["median"], [60], rounds=2)
     results.write(made_up(question.cells[0].clean, error=0.01), Path("results"))
     code, out, err = program(*short)
     assert (code, err) == (0, "")
-    assert "2 runs, 0 done, 2 to do" in out
-    assert "the run finished, 1 no longer needed" in out
-    assert "Searched: mean" in out
-    assert "Searched: sign" not in out
+    assert "8 runs, 0 done, 8 to do" in out
+    assert "the run finished, 7 no longer needed" in out
+    assert "PoisonedFL" in out
+    assert "Searched" not in out
     for arguments in ([*short, "--dry-run"], short):
         code, out, _ = program(*arguments)
         assert code == 0
-        assert "2 runs, 1 done, 1 not needed, 0 to do" in out
+        assert "3 runs, 1 done, 2 not needed, 0 to do" in out
 
 
 @pytest.mark.parametrize(
@@ -534,4 +555,4 @@ def test_it_runs_without_the_optional_packages(tmp_path: Path, har: Path) -> Non
         [sys.executable, "-c", BARE, *command], cwd=tmp_path, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert len(list(tmp_path.glob("results/har/*.json"))) == len(aims_on(FLTrust()))
+    assert len(list(tmp_path.glob("results/har/*.json"))) == len(OPENERS) + len(aims_on(FLTrust()))

@@ -14,7 +14,7 @@ from fltrust.league.worst_case import DATA, asked, plan
 from fltrust.registry import DATASETS, RULES
 from fltrust.report.words import plural
 from fltrust.report.words import seeds as seeds_of
-from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, known_to_break, needless, worst_cases
+from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, needless, openers, worst_cases
 from fltrust.report.worst_case_text import FORMATS, number
 from fltrust.store.results import Result
 
@@ -35,8 +35,8 @@ def worst_case(
     screen = Console(stderr=write is not None)  # beside the table that --format prints
     done = how.done(screen)
     tables = worst_cases(questions, done)
-    breaking = known_to_break(questions, done)
-    runs = plan(questions, seeds=seeds, precision=how.arithmetic, breaking=breaking)
+    before = openers(questions, done)
+    runs = plan(questions, seeds=seeds, precision=how.arithmetic, before=before)
     stored = [result for table in tables for result in table.results]
     refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out, runs)
     if write:
@@ -49,7 +49,7 @@ def worst_case(
         for question in questions
     }
     how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
-    spared = needless(questions, breaking, done, lambda run: how.answered(run, done))
+    spared = needless(questions, before, done, lambda run: how.answered(run, done))
     failed = work_through(screen, runs, how, done, parts=parts, line=_line, needless=spared)
     if how.dry_run:
         return

@@ -197,27 +197,31 @@ def every_worst_case(found: Results) -> list[WorstCases]:
     return worst_cases(asked(), found)
 
 
-def known_to_break(questions: Sequence[Question], found: Results) -> dict[Cell, Experiment]:
-    """By cell, an attack that breaks the rule there or at a smaller share. It is run first: most attacks cost less than a search."""
-    breaking: dict[Cell, Experiment] = {}
+def openers(questions: Sequence[Question], found: Results) -> dict[Cell, tuple[Experiment, ...]]:
+    """By cell, what is run before the search, since most attacks cost less: an attack that breaks the rule there or at a smaller share. If
+    none is known and the cell has not been searched, those that break most rules."""
+    first: dict[Cell, tuple[Experiment, ...]] = {}
     for table in worst_cases([replace(question, shares=SHARES) for question in questions], found):
         for row in table.rows:
             known: Any = None
             for place in row.places:
                 known = place.breaking or known
                 if known is not None and place.cell.runs:
-                    breaking[place.cell] = replace(place.cell.runs[0], attack=known)
-    return breaking
+                    first[place.cell] = (place.cell.under(known),)
+                elif not place.searched:
+                    first[place.cell] = place.cell.openers
+    return first
 
 
 def needless(
-    questions: Sequence[Question], breaking: Mapping[Cell, Experiment], found: Results, answered: Callable[[Experiment], bool]
+    questions: Sequence[Question], before: Mapping[Cell, Sequence[Experiment]], found: Results, answered: Callable[[Experiment], bool]
 ) -> Callable[[Experiment], bool]:
     """Says of a run whether its rule is broken at that share anyway, by what was found so far with its seed and in its arithmetic."""
     attacks, cells = _stored(found), {run.key: cell for question in questions for cell in question.cells for run in cell.runs}
-    for cell, run in breaking.items():
-        cells[run.key] = cell
-        attacks.setdefault(_unattacked(run), {})[run.key] = run
+    for cell, runs in before.items():
+        for run in runs:
+            cells[run.key] = cell
+            attacks.setdefault(_unattacked(run), {})[run.key] = run
 
     def broken(run: Experiment) -> bool:
         def error(other: Experiment) -> float:
