@@ -494,6 +494,27 @@ def test_what_is_missing_is_run_and_the_table_is_printed(program: Program, har: 
     assert [line["searched"] for line in csv.DictReader(io.StringIO(out))] == ["1", "1", "1", "0"]
 
 
+def test_a_line_tells_the_forms_of_a_rule_apart(program: Program, har: Path) -> None:
+    short = [
+        "--dataset",
+        "har",
+        "--share",
+        "0",
+        "--rule",
+        "levelled anchor,anchor",
+        "--rounds",
+        "1",
+        "--device",
+        "cpu",
+        "--data-dir",
+        str(har),
+    ]
+    code, out, err = program(*short)
+    assert (code, err) == (0, "")
+    for name in ("Levelled Anchor", "anchor"):
+        assert f"worst-case: HAR, {name}, no attack, seed 0: " in out
+
+
 def test_what_is_left_is_not_run_once_the_rule_is_broken(program: Program, har: Path) -> None:
     """After two rounds nearly everything is wrong, which is 0.4 above a made-up error without attack: one attack is enough."""
     short = ["--dataset", "har", "--rule", "median", "--share", "60", "--rounds", "2", "--device", "cpu", "--data-dir", str(har)]

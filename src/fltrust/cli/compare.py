@@ -135,8 +135,8 @@ def worst_case(
     """How bad can it get? Run every rule under an attack that is searched on it, at several shares of malicious clients.
 
     The table shows the worst of the search and of every other attack whose result is in the folder. It is a lower bound of the worst case.
-    Before a search come six attacks that have broken most rules. Where an attack adds 0.4 or more to a rule's own error, the rule is broken,
-    and nothing more is run there.
+    Before a search come six attacks that have broken most rules. Where an attack adds 0.4 or more to a rule's own error, the rule is
+    broken, and nothing more is run there.
     Runs that are done are not run again. Ctrl-C stops it, and the same command resumes it. A run that fails stops no other.
 
     Examples:

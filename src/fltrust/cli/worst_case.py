@@ -11,12 +11,12 @@ from rich.text import Text
 from fltrust.cli.changed import own_data, refuse_changed
 from fltrust.cli.many import How, numbers, seconds, table_writer, work_through
 from fltrust.league.worst_case import DATA, asked, plan
-from fltrust.registry import DATASETS, RULES
+from fltrust.registry import DATASETS
 from fltrust.report.words import plural
 from fltrust.report.words import seeds as seeds_of
 from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, needless, openers, worst_cases
 from fltrust.report.worst_case_text import FORMATS, number
-from fltrust.store.results import Result
+from fltrust.store.results import Result, first_seed
 
 
 def worst_case(
@@ -50,7 +50,13 @@ def worst_case(
     }
     how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
     spared = needless(questions, before, done, lambda run: how.answered(run, done))
-    failed = work_through(screen, runs, how, done, parts=parts, line=_line, needless=spared)
+    cells = [cell for question in questions for cell in question.cells]
+    rules = {run.key: cell.row.name for cell in cells for run in (*cell.runs, *before.get(cell, ()))}  # forms of Anchor have names here
+
+    def line(result: Result) -> str:
+        return _line(result, rules[first_seed(result.run).key])
+
+    failed = work_through(screen, runs, how, done, parts=parts, line=line, needless=spared)
     if how.dry_run:
         return
     for table in worst_cases(questions, done):
@@ -59,10 +65,10 @@ def worst_case(
         raise typer.Exit(1)
 
 
-def _line(result: Result) -> str:
+def _line(result: Result, rule: str) -> str:
     run = result.run
     share = "no attack" if run.attack.idle else f"{run.malicious} of {run.num_clients} malicious, {attack_label(run.attack)}"
-    said = f"{DATASETS.entry(run.dataset).label}, {RULES.name_of(run.rule)}, {share}, seed {run.seed}"
+    said = f"{DATASETS.entry(run.dataset).label}, {rule}, {share}, seed {run.seed}"
     return f"worst-case: {said}: {numbers(result.error, result.final_success)}{seconds(result)}"
 
 
