@@ -177,14 +177,14 @@ def winsorised(cosines: Tensor, usable: Tensor, directions: int) -> Tensor:
     """
     equal = _equal_shares(usable)
     rest = _centred(cosines, equal) * (usable[..., :, None] & usable[..., None, :])
-    found = []
-    for _ in range(directions):
-        top = _top_places(rest)
-        found.append(top)
-        # Nothing is left along top, t: (I - tt') R (I - tt') = R - pt' - tp', with p = Rt - (t'Rt / 2) t.
+    found = [_top_places(rest)]
+    while len(found) < directions:
+        # Nothing is left along the last one, t: (I - tt') R (I - tt') = R - pt' - tp', with p = Rt - (t'Rt / 2) t.
+        top = found[-1]
         part = (rest @ top[..., None])[..., 0]
         part = part - (part * top).sum(-1, keepdim=True) / 2 * top
         rest = rest - part[..., :, None] * top[..., None, :] - top[..., :, None] * part[..., None, :]
+        found.append(_top_places(rest))
     places = torch.stack(found, -2)  # (.., directions, n)
     there = usable[..., None, :].expand_as(places)
     middle = medians_of(places, there)
@@ -221,8 +221,8 @@ def _trace(matrix: Tensor) -> Tensor:
 def _centred(products: Tensor, shares: Tensor) -> Tensor:
     """The inner products of the rows less their weighted mean."""
     with_mean = (products @ shares[..., None])[..., 0]  # (.., n)
-    mean_square = (with_mean * shares).sum(-1)[..., None, None]
-    return products - with_mean[..., :, None] - with_mean[..., None, :] + mean_square
+    mean_square = (with_mean * shares).sum(-1, keepdim=True)
+    return products - with_mean[..., :, None] - (with_mean - mean_square)[..., None, :]
 
 
 def _equal_shares(kept: Tensor) -> Tensor:

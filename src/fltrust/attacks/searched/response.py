@@ -61,15 +61,22 @@ class Sent:
         return self.length.reciprocal()
 
     @cached_property
-    def products(self) -> Tensor:
-        """(C, n, n)"""
+    def of_all(self) -> Tensor:
+        """(C, n, n): the products, those of rows that are not usable too."""
         across = self.along[..., self.honest]
         theirs = self.basis.products[self.honest, self.honest].expand(len(across), -1, -1)
         mine = torch.cat((self.along @ self.crafted.mT, across), -1)
-        return self._of_usable(torch.cat((mine, torch.cat((across.mT, theirs), -1)), -2))
+        return torch.cat((mine, torch.cat((across.mT, theirs), -1)), -2)
 
-    def _of_usable(self, products: Tensor) -> Tensor:
-        return products * (self.usable[..., :, None] & self.usable[..., None, :])
+    @cached_property
+    def products(self) -> Tensor:
+        """(C, n, n)"""
+        return self.of_all * (self.usable[..., :, None] & self.usable[..., None, :])
+
+    @property
+    def cosines(self) -> Tensor:
+        """(C, n, n)"""
+        return self.of_all * self.inverse[..., :, None] * self.inverse[..., None, :]
 
     def onto_root(self) -> Tensor:
         """The rows' inner products (C, n) with the root update's direction."""
@@ -93,12 +100,11 @@ class Mixed(Sent):
 
     def __init__(self, sent: Sent, mixing: Tensor) -> None:
         self.sent, self.mixing, self.basis = sent, mixing, sent.basis
-        self.of_all = mixing @ sent.products @ mixing.mT  # the products, those of rows that cancel too
         self.squares = self.of_all.diagonal(dim1=-2, dim2=-1)
 
     @cached_property
-    def products(self) -> Tensor:
-        return self._of_usable(self.of_all)
+    def of_all(self) -> Tensor:
+        return self.mixing @ self.sent.products @ self.mixing.mT
 
     def onto_root(self) -> Tensor:
         return (self.mixing @ self.sent.onto_root()[..., None])[..., 0]
@@ -128,10 +134,10 @@ class RunningMeans(Sent):
         self.squares = self.old.square() * self.among.diagonal() + both + self.new.square() * sent.squares
 
     @cached_property
-    def products(self) -> Tensor:
+    def of_all(self) -> Tensor:
         old, new = self.old[..., :, None], self.new[..., :, None]
         both = new * self.across * old.mT
-        return self._of_usable(old * self.among * old.mT + both + both.mT + new * self.sent.products * new.mT)
+        return old * self.among * old.mT + both + both.mT + new * self.sent.of_all * new.mT  # `new` and `old` are 0 where nothing is heard
 
     def sum(self, shares: Tensor) -> Tensor:
         return torch.addmm(self.sent.sum(shares * self.new), shares * self.old, self.basis.eye[self.sums])
@@ -211,7 +217,7 @@ def _anchored(rule: Anchor, sent: Sent) -> Tensor:
     common = in_the_middle(ordered, count).minimum(rule.limit * root_norm)  # (C, 1)
     shares = sent.usable / count.clamp(min=1)
     if rule.directions:
-        shares = winsorised(sent.products * sent.inverse[..., :, None] * sent.inverse[..., None, :], sent.usable, rule.directions)
+        shares = winsorised(sent.cosines, sent.usable, rule.directions)
     clients = sent.sum(shares * common * sent.inverse)
     reach = upper_quartile(ordered, count).minimum(root_norm) * (count > 0)
     return torch.addcmul(clients, reach, root, value=rule.voice)
