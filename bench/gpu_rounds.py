@@ -58,6 +58,7 @@ def cases() -> dict[str, dict[str, Any]]:
         **{f"FLTrust, {ATTACKS.entry(name).label}": {"rule": fltrust, "attack": ATTACKS[name]()} for name in ("trim", "krum", "adaptive")},
         "FLTrust, searched": {"rule": fltrust, "attack": ATTACKS["searched"]()},
         "Anchor": {"rule": RULES["anchor"]()},
+        "Anchor, levelled": {"rule": RULES["anchor"](limit=1e6, directions=1)},
         "Anchor, searched": {"rule": RULES["anchor"](), "attack": ATTACKS["searched"]()},
         "FedAvg": {"rule": fedavg},
         "Krum": {"rule": RULES["krum"](20)},

@@ -18,14 +18,13 @@ import torch
 
 from fltrust.attacks import Knowledge, Searched
 from fltrust.attacks.attack import Server, take_step
-from fltrust.attacks.searched.basis import basis_of, candidates_in
+from fltrust.attacks.searched.basis import basis_of, candidates_in, products_of
 from fltrust.attacks.searched.damage import damage_of
 from fltrust.attacks.searched.rivals import rivals_rows, rivals_with
 from fltrust.attacks.searched.scene import aim_of, scene_of
 from fltrust.attacks.searched.view import viewed
 from fltrust.codec import built
 from fltrust.rules import RULES, Rule
-from fltrust.rules.pairs import gram
 
 CLIENTS, MALICIOUS = 100, 20
 WARM = 3
@@ -66,8 +65,7 @@ def candidates_alone(attack: Searched, known: Knowledge) -> tuple[int, Callable[
     basis = basis_of(view, aim, result, torch.zeros_like(result), mean_seen(sent), possible)
 
     def play() -> torch.Tensor:
-        products = torch.nan_to_num(gram(basis.rows) / basis.scale / basis.scale)
-        measured = basis._replace(products=products)
+        measured = basis._replace(products=products_of(basis.rows, basis.scale))
         return damage_of(view, aim, measured, attack.ahead, attack.coordinates)(candidates_in(measured, CLIENTS, MALICIOUS))
 
     return len(play()), play

@@ -31,7 +31,7 @@ from fltrust.report.markup import text_of
 from fltrust.report.page import reproduction_page
 from fltrust.report.reading import Found
 from fltrust.report.repeat import worst_case_command
-from fltrust.report.worst_case import Place, WorstCases, attack_label, every_worst_case, needless, openers, worst_cases
+from fltrust.report.worst_case import Place, WorstCases, attack_label, before_search, every_worst_case, needless, worst_cases
 from fltrust.report.worst_case_page import worst_case_section
 from fltrust.report.worst_case_text import FORMATS
 from fltrust.rules import Fallback, FLTrust, Krum
@@ -342,7 +342,7 @@ def test_an_attack_that_breaks_a_rule_is_run_before_a_search_there_and_at_larger
     found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5), attacked("fedavg", "ipm:100", 0.2, malicious=3)])
     for shares in ((40,), (0, 10, 20, 40)):  # also where the smaller share is not asked about
         question = fedavg_only(*shares)
-        before = openers([question], found)
+        before = before_search([question], found)
         assert {cell.share: labels(runs) for cell, runs in before.items() if cell.share >= 20} == {20: ["Trim"], 40: ["Trim"], 60: ["Trim"]}
         (cell,) = (cell for cell in question.cells if cell.share == 40)
         assert before[cell] == (declared("har", "fedavg", "trim", malicious=12),)
@@ -355,7 +355,7 @@ def test_where_no_attack_is_known_to_break_a_rule_those_that_break_most_come_bef
     searches = ["Searched: mean", "Searched: sign"]
     found = Results([clean("fedavg", 0.05), clean("krum", 0.1), *(made_up(run, error=0.2) for run in mean_and_sign("krum", 20))])
     (question,) = asked(["har"], ["fedavg", "krum"], [20])
-    before = openers([question], found)
+    before = before_search([question], found)
     assert {cell.row.name: labels(runs) for cell, runs in before.items() if cell.share == 20} == {"fedavg": six}  # Krum was searched
     assert before[cell_of(question, "fedavg", 20)] == tuple(declared("har", "fedavg", name) for name in OPENERS)  # the league's runs
     runs = plan([question], seeds=1, before=before)
@@ -374,13 +374,13 @@ def test_an_attack_of_a_plug_in_that_is_not_loaded_breaks_a_rule_and_is_not_run(
     worst = place(table, "fedavg", 20)
     assert worst.worst
     assert (worst.worst.label, worst.broken) == ("gone", True)
-    assert labels(openers([SMALL], found)[cell_of(SMALL, "fedavg", 20)]) == ["Trim"]
+    assert labels(before_search([SMALL], found)[cell_of(SMALL, "fedavg", 20)]) == ["Trim"]
 
 
 def test_what_was_found_meanwhile_makes_runs_of_the_same_seed_needless() -> None:
     found = Results([clean("fedavg", 0.05), attacked("fedavg", "trim", 0.5)])
     question = fedavg_only(0, 20, 40)
-    before = openers([question], found)
+    before = before_search([question], found)
     spared = needless([question], before, found, lambda run: found.of(run) is not None)
     runs = plan([question], seeds=2, before=before)
 
@@ -496,16 +496,8 @@ def test_what_is_missing_is_run_and_the_table_is_printed(program: Program, har: 
 
 def test_a_line_tells_the_forms_of_a_rule_apart(program: Program, har: Path) -> None:
     short = [
-        "--dataset",
-        "har",
-        "--share",
-        "0",
-        "--rule",
+        *["--dataset", "har", "--share", "0", "--rounds", "1", "--device", "cpu", "--rule"],
         "levelled anchor,anchor",
-        "--rounds",
-        "1",
-        "--device",
-        "cpu",
         "--data-dir",
         str(har),
     ]

@@ -14,7 +14,7 @@ from fltrust.league.worst_case import DATA, asked, plan
 from fltrust.registry import DATASETS
 from fltrust.report.words import plural
 from fltrust.report.words import seeds as seeds_of
-from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, needless, openers, worst_cases
+from fltrust.report.worst_case import MEANING, Place, WorstCases, attack_label, before_search, cells_by_run, needless, worst_cases
 from fltrust.report.worst_case_text import FORMATS, number
 from fltrust.store.results import Result, first_seed
 
@@ -35,7 +35,7 @@ def worst_case(
     screen = Console(stderr=write is not None)  # beside the table that --format prints
     done = how.done(screen)
     tables = worst_cases(questions, done)
-    before = openers(questions, done)
+    before = before_search(questions, done)
     runs = plan(questions, seeds=seeds, precision=how.arithmetic, before=before)
     stored = [result for table in tables for result in table.results]
     refuse_changed(stored, own_data([question.dataset for question in questions], stored, how.data_dir), how.out, runs)
@@ -50,11 +50,10 @@ def worst_case(
     }
     how = dataclasses.replace(how, reported=rounds is None and all(question.dataset in DATA for question in questions))
     spared = needless(questions, before, done, lambda run: how.answered(run, done))
-    cells = [cell for question in questions for cell in question.cells]
-    rules = {run.key: cell.row.name for cell in cells for run in (*cell.runs, *before.get(cell, ()))}  # forms of Anchor have names here
+    cells = cells_by_run(questions, before)
 
     def line(result: Result) -> str:
-        return _line(result, rules[first_seed(result.run).key])
+        return _line(result, cells[first_seed(result.run).key].row.name)  # forms of Anchor have names here
 
     failed = work_through(screen, runs, how, done, parts=parts, line=line, needless=spared)
     if how.dry_run:

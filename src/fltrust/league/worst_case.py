@@ -25,7 +25,7 @@ from fltrust.rules.rule import try_rule
 SHARES = (0, 10, 20, 40, 60)  # of the clients are malicious, in per cent; 0: nobody attacks
 DECIDES = 20  # the share by which rules are sorted
 BROKEN = 0.4  # what an attack adds to a rule's error where nobody needs to search for worse
-# When they were chosen, 117 cells in `results/` were known to be broken without a search: 110 of them by one of these.
+# Attacks without a search that break most rules: docs/worst-case.md counts.
 OPENERS = ("poisonedfl", "trim", "mpaf", "optimal-adaptive", "krum", "sign-flip")
 DATA = ("mnist-0.5", "har", "fashion-mnist", "cifar-10", "mnist-0.1")
 

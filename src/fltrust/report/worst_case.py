@@ -197,7 +197,7 @@ def every_worst_case(found: Results) -> list[WorstCases]:
     return worst_cases(asked(), found)
 
 
-def openers(questions: Sequence[Question], found: Results) -> dict[Cell, tuple[Experiment, ...]]:
+def before_search(questions: Sequence[Question], found: Results) -> dict[Cell, tuple[Experiment, ...]]:
     """By cell, what is run before the search, since most attacks cost less: an attack that breaks the rule there or at a smaller share. If
     none is known and the cell has not been searched, those that break most rules."""
     first: dict[Cell, tuple[Experiment, ...]] = {}
@@ -213,14 +213,19 @@ def openers(questions: Sequence[Question], found: Results) -> dict[Cell, tuple[E
     return first
 
 
+def cells_by_run(questions: Sequence[Question], before: Mapping[Cell, Sequence[Experiment]]) -> dict[str, Cell]:
+    """By the key of each run of seed 0, searches and what comes before them, its cell."""
+    cells = [cell for question in questions for cell in question.cells]
+    return {run.key: cell for cell in dict.fromkeys((*cells, *before)) for run in (*cell.runs, *before.get(cell, ()))}
+
+
 def needless(
     questions: Sequence[Question], before: Mapping[Cell, Sequence[Experiment]], found: Results, answered: Callable[[Experiment], bool]
 ) -> Callable[[Experiment], bool]:
     """Says of a run whether its rule is broken at that share anyway, by what was found so far with its seed and in its arithmetic."""
-    attacks, cells = _stored(found), {run.key: cell for question in questions for cell in question.cells for run in cell.runs}
-    for cell, runs in before.items():
+    attacks, cells = _stored(found), cells_by_run(questions, before)
+    for runs in before.values():
         for run in runs:
-            cells[run.key] = cell
             attacks.setdefault(_unattacked(run), {})[run.key] = run
 
     def broken(run: Experiment) -> bool:

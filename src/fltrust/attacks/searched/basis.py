@@ -63,7 +63,7 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
     weight = (torch.arange(k, device=rows.device) >= (m if n > m else 0)) & (torch.arange(k, device=rows.device) < n)
     return Basis(
         rows,
-        torch.nan_to_num(gram(rows) / scale / scale),
+        products_of(rows, scale),
         scale,
         weight.double() / weight.sum(),
         eye,
@@ -73,6 +73,11 @@ def basis_of(scene: Scene, aim: Aim, result: Tensor, last_update: Tensor, rivals
         lengths[EXTRA:],
         along_of(rows, aim.target),
     )
+
+
+def products_of(rows: Tensor, scale: Tensor) -> Tensor:
+    """The rows' inner products (k, k), in units of the scale."""
+    return torch.nan_to_num(gram(rows) / scale / scale)
 
 
 def along_of(rows: Tensor, target: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fltrust.attacks.searched.basis import PUSHES, Basis, along_of, usable_and_along
+from fltrust.attacks.searched.basis import PUSHES, Basis, along_of, products_of, usable_and_along
 from fltrust.attacks.searched.damage import Closed
 from fltrust.attacks.searched.response import has_closed_form
 from fltrust.attacks.searched.scene import Aim, Scene
 from fltrust.attacks.searched.view import as_seen, without_fallback
 from fltrust.rules.fallback import Fallback
-from fltrust.rules.pairs import gram, inner_products_with
+from fltrust.rules.pairs import inner_products_with
 from fltrust.rules.rule import Aggregate, Received, Rule
 
 _RIVALS, _OWN = 3, 2  # the best by the closed form, which are run on the rule
@@ -97,6 +97,5 @@ def _with_sums(scene: Scene, aim: Aim, basis: Basis) -> Basis:
     """The basis of updates as clients send them, the root update, and what Anchor remembers: the search's own has running means."""
     n = len(scene.updates)
     rows = torch.cat((scene.updates, basis.rows[basis.root][None], scene.memory.sums[scene.known.client_ids]))
-    products = torch.nan_to_num(gram(rows) / basis.scale / basis.scale)
     centre, along = basis.centre.new_zeros(len(rows)), along_of(rows, aim.target)
-    return basis._replace(rows=rows, products=products, root=n, centre=centre, along=along, sums=n + 1)
+    return basis._replace(rows=rows, products=products_of(rows, basis.scale), root=n, centre=centre, along=along, sums=n + 1)
