@@ -495,13 +495,8 @@ def test_what_is_missing_is_run_and_the_table_is_printed(program: Program, har: 
 
 
 def test_a_line_tells_the_forms_of_a_rule_apart(program: Program, har: Path) -> None:
-    short = [
-        *["--dataset", "har", "--share", "0", "--rounds", "1", "--device", "cpu", "--rule"],
-        "levelled anchor,anchor",
-        "--data-dir",
-        str(har),
-    ]
-    code, out, err = program(*short)
+    named = ["--dataset", "har", "--rule", "levelled anchor,anchor", "--share", "0", "--rounds", "1"]
+    code, out, err = program(*named, "--device", "cpu", "--data-dir", str(har))
     assert (code, err) == (0, "")
     for name in ("Levelled Anchor", "anchor"):
         assert f"worst-case: HAR, {name}, no attack, seed 0: " in out
